@@ -140,7 +140,7 @@ def list_grants(
         {
             "GRANT": "id",
             "STATE": "state",
-            "NODE": "node",
+            "NODE": "where",
             "VGPUS": "slices",
             "PRIORITY": "priority",
             "PROJECT": "project",
@@ -153,6 +153,7 @@ def list_grants(
         [
             {
                 **g,
+                "where": ",".join(g.get("nodes") or [g["node"]]),
                 "slices": _slices(g),
                 "job_name": g["job"][:8],
                 "age": output.age(g["created"]),

@@ -71,7 +71,7 @@ def grants(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
         return (
             rights.sees_grant(grant)
             and (state == "all" or grant.state is GrantState.LIVE)
-            and node in (None, grant.node)
+            and (node is None or node in grant.nodes)
             and project in (None, grant.project or DEFAULT_PROJECT)
         )
 

@@ -159,7 +159,7 @@ class GrantService:
         grant = self.pool.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
             return False
-        connected = grant.node in self.links
+        connected = any(node in self.links for node in grant.nodes)
         end = self.pool.lifecycle.end_soon if connected else self.pool.lifecycle.release
         if not await self.step(lambda: end(grant_id, why)):
             raise StoreError(

@@ -90,7 +90,7 @@ def grant_routes(grant_service: GrantService, service: PoolService) -> APIRouter
         def is_wanted(grant: Grant) -> bool:
             return (
                 state in ("all", grant.state)
-                and node in (None, grant.node)
+                and (node is None or node in grant.nodes)
                 and project in (None, grant.project)
                 and job in (None, grant.job)
                 and caller.sees(grant.project)

@@ -119,6 +119,7 @@ class GrantView(BaseModel):
     id: str
     state: Literal["live", "ended"]
     node: str
+    nodes: list[str] = Field([], description="that its vGPUs are on, in their order")
     vgpus: list[VgpuView]
     priority: int
     sessions: list[str]
@@ -192,6 +193,9 @@ class SessionRequest(BaseModel):
     gmem_mib: Size = 0
     ratio_percent: int = Field(0, ge=0, le=vgpu_request.COMPUTE_PERCENT.high)
     cross_node: bool = Field(False, description="the vGPUs may be on several nodes; 100 % each")
+    takes_parts: bool = Field(
+        False, description="the client can have a session on each of several nodes (`parts`)"
+    )
     gpu_model: str = Field(
         "", max_length=frames.MAX_GPU_MODEL_BYTES, description="words of the model's name, as h200"
     )
@@ -248,6 +252,19 @@ class HoldRequest(BaseModel):
     job: str = Field(max_length=64)
 
 
+class TicketPart(BaseModel):
+    """One node's session of a process that has vGPUs of several, and where to connect for it."""
+
+    node: str
+    session_id: str
+    address: str
+    port: int
+    key: str
+    tls: bool = False
+    tls_name: str = ""
+    vgpus: int = Field(description="how many of the process's are there")
+
+
 class SessionTicket(BaseModel):
     """Where to connect, and the key to show there once."""
 
@@ -259,6 +276,11 @@ class SessionTicket(BaseModel):
     key_seconds: int
     tls: bool = Field(False, description="TLS 1.3 is spoken there, and nothing else")
     tls_name: str = Field("", description="the name that its certificate has")
+    parts: list[TicketPart] = Field(
+        [],
+        description="where the vGPUs are of several nodes: each of these, in the order of the "
+        "vGPUs; the fields above are the first one's",
+    )
 
 
 class PlaceInQueue(BaseModel):
@@ -372,6 +394,7 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         id=grant.id,
         state=grant.state.value,
         node=grant.node,
+        nodes=grant.nodes_in_order,
         vgpus=[
             VgpuView(
                 gpu=str(key),

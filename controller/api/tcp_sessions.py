@@ -20,13 +20,19 @@ from sluice.config.job_token import job_of
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, no_place, problem_responses
-from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
+from sluice.controller.api.schemas import (
+    HoldRequest,
+    PlaceInQueue,
+    SessionRequest,
+    SessionTicket,
+    TicketPart,
+)
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.grants.jobs import JobKey
-from sluice.controller.pool.model import DEFAULT_PROJECT, Mode, Node
+from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, Mode, Session
 from sluice.controller.rpc.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
@@ -82,20 +88,17 @@ class _Tickets:
     async def _ask(
         self, wanted: GrantRequest, request: Request, caller: Caller
     ) -> tuple[SessionTicket | None, str]:
-        """A ticket, or why the grant's node did not take the session."""
-        key, trouble = secrets.token_hex(16), ""
+        """A ticket, or why a node of the grant did not take its session."""
+        keys, trouble = list[str](), ""
         asked = (caller.id, request.headers.get("idempotency-key", ""))
         self._service.under_way.add(wanted.request_id)
         self._waits[asked] = wanted
         try:
             answer = await _answer_or_hangup(self._grant_service, wanted, request)
-            node = self._grant_service.pool.nodes[answer.grant.node]
             # a client that waited may be gone by now, and nobody else has the key
             gone = await request.is_disconnected()
             if not gone:
-                await announce(
-                    self._grant_service, self._service.links, answer, key, self._key_seconds
-                )
+                keys = await self._announce(answer)
                 gone = await request.is_disconnected()
         except NotTaken as not_taken:
             trouble = str(not_taken)
@@ -105,26 +108,60 @@ class _Tickets:
             if self._waits.get(asked) is wanted:
                 del self._waits[asked]
         if not trouble and not gone:
-            return self._ticket(answer, node, key), ""
+            return self._ticket(answer, keys), ""
         why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
         lifecycle = self._grant_service.pool.lifecycle
-        await self._grant_service.step(
-            lambda: lifecycle.session_ended(answer.session.id, answer.grant.id, why)
-        )
+        await self._grant_service.step(lambda: lifecycle.not_taken(answer, why))
         if gone:
             raise _hung_up()
         return None, trouble
 
-    def _ticket(self, answer: Granted, node: Node, key: str) -> SessionTicket:
+    async def _announce(self, answer: Granted) -> list[str]:
+        """Returns the key of each of its sessions, once their nodes expect it. Raises NotTaken."""
+        keys = [secrets.token_hex(16) for _ in answer.sessions]
+        links, seconds = self._service.links, self._seconds(answer)
+        calls = (
+            announce(self._grant_service, links, answer.grant, session, key, seconds)
+            for session, key in zip(answer.sessions, keys, strict=True)
+        )
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for failed in filter(None, results):
+            raise failed
+        return keys
+
+    def _seconds(self, answer: Granted) -> int:
+        # its client goes from node to node
+        return self._key_seconds * len(answer.sessions)
+
+    def _ticket(self, answer: Granted, keys: list[str]) -> SessionTicket:
+        parts = [
+            self._part(answer.grant, session, key)
+            for session, key in zip(answer.sessions, keys, strict=True)
+        ]
+        first = parts[0]
         return SessionTicket(
-            session_id=answer.session.id,
+            session_id=first.session_id,
             grant_id=answer.grant.id,
+            address=first.address,
+            port=first.port,
+            tls=first.tls,
+            tls_name=first.tls_name,
+            key=first.key,
+            key_seconds=self._seconds(answer),
+            parts=parts if len(parts) > 1 else [],
+        )
+
+    def _part(self, grant: Grant, session: Session, key: str) -> TicketPart:
+        node = self._grant_service.pool.nodes[session.node]
+        return TicketPart(
+            node=node.name,
+            session_id=session.id,
             address=node.address,
             port=node.port,
+            key=key,
             tls=node.data_tls,
             tls_name=node.name if node.data_tls else "",
-            key=key,
-            key_seconds=self._key_seconds,
+            vgpus=len(grant.places_on(node.name)),
         )
 
 
@@ -139,6 +176,7 @@ def _grant_request(
         memory_mib=body.gmem_mib,
         compute_percent=body.ratio_percent,
         cross_node=body.cross_node,
+        one_node=not body.takes_parts,
         gpu_model=body.gpu_model,
         gpu_architecture=body.gpu_architecture,
         labels=tuple(sorted(body.labels.items())),

@@ -42,10 +42,16 @@ class GrantRequest(VgpuRequest):
     may_preempt: bool | None = None  # that its requester's token says; None: as its project
     reservation: str = ""  # it is not a process: this reservation wants its vGPUs
     relay: bool = False  # what its node can never give it may be another's: its server relays
+    one_node: bool = False  # its client can have a session on one node only, whatever it asks for
 
     def is_relayed_from(self, node: str) -> bool:
         """Whether its client is beside another server than that of the node."""
         return bool(self.node) and self.channel != "tcp" and self.node != node
+
+    @property
+    def may_span(self) -> bool:
+        """Whether its vGPUs may be on several nodes."""
+        return self.cross_node and not self.one_node and not self.job and self.count > 1
 
     @property
     def contexts(self) -> int:
@@ -55,10 +61,19 @@ class GrantRequest(VgpuRequest):
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The request holds this grant, and this session may open."""
+    """The request holds this grant, and this session may open.
+
+    `others` are the same process's on the grant's further nodes.
+    """
 
     grant: Grant
     session: Session
+    others: tuple[Session, ...] = ()
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """One for each node, in the order of their vGPUs."""
+        return (self.session, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,11 @@ class EndOrder:
     node: str
     grant_id: str
     why: End
+
+
+def end_orders(grant: Grant, why: End) -> list[EndOrder]:
+    """To every node that the grant has a session on."""
+    return [EndOrder(node, grant.id, why) for node in sorted(grant.nodes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,7 @@ class Node:
     concurrent: bool = False  # sessions of a project can run at once, through MPS
     concurrent_problem: str = ""  # why they cannot
     shares: ShareKeeping = ShareKeeping.KEPT
+    takes_parts: bool = False  # its server can have a part of a grant's vGPUs
 
     def shared_in(self, pool: Sharing) -> NodeSharing:
         """How vGPUs of its GPUs can be shared, in a pool that says so much itself."""
@@ -280,10 +281,24 @@ class Grant:
         """Every node that it has a vGPU on; its own one is always among them."""
         return {self.node, *(vgpu.node for vgpu in self.vgpus if vgpu.node)}
 
+    @property
+    def nodes_in_order(self) -> list[str]:
+        """The same as its vGPUs come, and so its sessions."""
+        return list(dict.fromkeys(key.node for key, _ in self.placed()))
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether it has vGPUs of several nodes, and a session on each."""
+        return len(self.nodes) > 1
+
+    def places_on(self, node: str) -> tuple[int, ...]:
+        """Which of its vGPUs a node has."""
+        return tuple(at for at, (key, _) in enumerate(self.placed()) if key.node == node)
+
 
 @dataclass(slots=True)
 class Session:
-    """One client process that uses a grant."""
+    """One client process that uses a grant; on each of its nodes, where it spans several."""
 
     id: str
     grant_id: str

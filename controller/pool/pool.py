@@ -96,8 +96,6 @@ class Pool(PoolView):
         hands_over: bool = False,
         policy: PlacementPolicy | None = None,
         sharing: Sharing = Sharing.AUTO,
-        # whether grants may be on several nodes: the data path opens sessions on one node only
-        cross_node: bool = False,
         snapshot: Snapshot | None = None,
     ) -> None:
         self._clock = clock
@@ -115,7 +113,6 @@ class Pool(PoolView):
             ageing_seconds=ageing_seconds,
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
-            across=cross_node,
         )
         attachments = Attachments(clock, ledger, fleet)
         super().__init__(ledger, fleet, scheduler, attachments)
@@ -125,7 +122,7 @@ class Pool(PoolView):
         resizing = Resizing(ledger, fleet, jobs)
         progress = self._progress = Progress(scheduler, modes)
 
-        self.requests = Requests(clock, ledger, fleet, jobs, scheduler, progress, across=cross_node)
+        self.requests = Requests(clock, ledger, fleet, jobs, scheduler, progress)
         self.lifecycle = GrantLifecycle(ledger, jobs, resizing, progress, opening_seconds)
         self.membership = Membership(
             clock,

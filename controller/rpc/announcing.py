@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
+from sluice.controller.pool.model import Grant, Session
 from sluice.controller.rpc.messages import answer_message
 from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
 from sluice.protocol.cuda_status import CudaStatus
@@ -30,21 +31,22 @@ class NotTaken(Exception):
 async def announce(
     grant_service: GrantService,
     links: Mapping[str, ServerLink],
-    granted: Granted,
+    grant: Grant,
+    session: Session,
     key: str,
     key_seconds: int,
 ) -> None:
-    """Returns once the node expects whoever shows the key. Raises NotTaken."""
-    node = granted.grant.node
+    """Returns once the session's node expects whoever shows the key. Raises NotTaken."""
+    node = session.node
     try:
         # its end may have been ordered since it was made: nothing may come after that
-        if over := grant_service.pool.lifecycle.why_over(granted.grant.id):
+        if over := grant_service.pool.lifecycle.why_over(grant.id):
             raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
-        await link.assign(granted, key, key_seconds, ASSIGN_SECONDS)
+        await link.assign(grant, session, key, key_seconds, ASSIGN_SECONDS)
     except (OrderRefused, ServerSilent) as why:
-        text = f"node {node} did not take session {granted.session.id}: {why}"
+        text = f"node {node} did not take session {session.id}: {why}"
         raise NotTaken(text) from None
 
 
@@ -75,7 +77,7 @@ async def answers_for_relay(
                 return
             key = secrets.token_hex(16)
             trouble = "its server went away"
-            await announce(grant_service, links, granted, key, key_seconds)
+            await announce(grant_service, links, granted.grant, granted.session, key, key_seconds)
             told = True
             yield answer_message(granted, _target(grant_service, granted, key))
             return

@@ -139,23 +139,30 @@ def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
     ]
 
 
-def assignment_message(granted: decisions.Granted, key: str, key_seconds: int) -> rpc.Assignment:
+def assignment_message(
+    grant: model.Grant, session: model.Session, key: str, key_seconds: int
+) -> rpc.Assignment:
     """A session for the server that is to expect it of whoever shows the key."""
-    grant, session = granted.grant, granted.session
+    vgpus, chosen, first = grant.vgpus, session.chosen, 0
+    if grant.spans_nodes:
+        first, *_ = places = grant.places_on(session.node)
+        vgpus, chosen = tuple(grant.vgpus[place] for place in places), ()
     return rpc.Assignment(
         session_id=session.id,
         grant_id=grant.id,
         key=key,
         key_seconds=key_seconds,
-        vgpus=vgpu_messages(grant.vgpus),
+        vgpus=vgpu_messages(vgpus),
         priority=grant.priority,
         job=grant.job,
         job_domain=grant.job_domain,
         job_processes=grant.job_processes,
-        chosen=session.chosen,
+        chosen=chosen,
         request_id=request_id(),
         project=grant.project,
         relay=session.relay,
+        all_vgpus=len(grant.vgpus) if grant.spans_nodes else 0,
+        first_vgpu=first,
         **_client_fields(session),
     )
 
@@ -232,6 +239,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
         sharing=Sharing.heard(message.sharing),
         relay=message.relay,
+        one_node=True,
         **_client_fields(message),
     )
 

@@ -185,6 +185,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             vgpu_count=inventory.vgpu_count,
             labels=labels_of(inventory.labels),
             data_tls=inventory.data_tls,
+            takes_parts=inventory.takes_parts,
         )
         shared_as(node, inventory.sharing)
         await self._grant_service.step(
@@ -232,7 +233,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 return
             why = End(read_cause(ended.cause), ended.reason)
             self._grant_service.begin(
-                lambda: pool.lifecycle.session_ended(ended.session_id, ended.grant_id, why)
+                lambda: pool.lifecycle.session_ended(ended.session_id, ended.grant_id, why, node)
             )
         elif kind == "job_held":
             pool.lifecycle.job_held(job_key(report.job_held), node)
@@ -278,7 +279,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         session = self._grant_service.pool.sessions.get(session_id)
         grant = self._grant_service.pool.grants.get(session.grant_id if session else grant_id)
         found = session or grant
-        if found is None or found.node == node:
+        if found is None or found.node == node or (found is grant and node in grant.nodes):
             return True
         PEERS.warning(
             "gRPC: another's session",

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.config.log_ids import request_id
-from sluice.controller.pool.decisions import EndOrder, Granted, Handover, ResizeOrder
+from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
+from sluice.controller.pool.model import Grant, Session
 from sluice.controller.rpc.messages import assignment_message, vgpu_messages
 from sluice.rpc import pool_pb2 as rpc
 
@@ -109,9 +110,11 @@ class ServerLink:
 
     # calls
 
-    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> None:
+    async def assign(
+        self, grant: Grant, session: Session, key: str, key_seconds: int, timeout: float
+    ) -> None:
         """Gives the server a session to expect. Raises OrderRefused, ServerSilent."""
-        await self._call(ASSIGN, assignment_message(granted, key, key_seconds), timeout)
+        await self._call(ASSIGN, assignment_message(grant, session, key, key_seconds), timeout)
 
     async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> str:
         """The end of a session's log. Raises OrderRefused, ServerSilent."""

@@ -37,7 +37,7 @@ from sluice.controller.pool.model import (
 )
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
-NEVER_STORED = {"last_seen", "held", "note", "data_tls"}
+NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts"}
 
 Key = tuple[str, ...]
 

@@ -39,7 +39,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     *error = "a session needs 1 to 64 vGPUs";
     return false;
   }
-  if (!reserve_windows(driver, vgpus, error)) return false;
+  if (!reserve_windows(driver, vgpus, plan.windows, plan.first_window, error)) return false;
   driver.cuCtxSetCurrent(vgpus[0]->gpu->context);
   if (!marks.share(driver, *endpoint_, error)) return false;
   for (auto& v : vgpus) {

@@ -10,6 +10,8 @@ namespace sluice::worker {
 SessionPlan read_plan(const process::Message& m) {
   SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
   m.number("grant_vgpus", &plan.grant_vgpus);
+  m.number("windows", &plan.windows);
+  m.number("first_window", &plan.first_window);
   uint64_t grace = 0, closed_grace = 0, vgpus = 0;
   m.number("network_grace_seconds", &grace);
   m.number("closed_grace_seconds", &closed_grace);

@@ -22,6 +22,9 @@ struct SessionPlan {
   };
   std::vector<VgpuPlan> vgpus;
   uint64_t grant_vgpus = 0;  // 0: the workers of other grants are this user, too
+  // The client's vGPUs on all nodes, each of which has an address window, and the first of this
+  // session's among them. 0: it has these only.
+  uint64_t windows = 0, first_window = 0;
   // How long it may be without a connection; 0: it ends with that. Where the other end was closed,
   // so that the client may have ended, it is the second.
   uint32_t network_grace_seconds = 0, closed_grace_seconds = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/vgpu.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "wire/address_windows.h"
@@ -19,11 +20,21 @@ std::string uuid_text(const CUuuid& u) {
 }
 
 bool reserve_windows(const Driver& driver, const std::vector<std::unique_ptr<Vgpu>>& vgpus,
-                     std::string* error) {
-  const uint64_t bytes = vgpus.size() <= 4 ? wire::kLargeWindowBytes : wire::kSmallWindowBytes;
+                     uint64_t windows, uint64_t first, std::string* error) {
+  windows = std::max<uint64_t>(windows, vgpus.size());
+  if (first > windows - vgpus.size()) {
+    *error = "windows " + std::to_string(first) + " to " +
+             std::to_string(first + vgpus.size() - 1) + " are wanted of " + std::to_string(windows);
+    return false;
+  }
+  const uint64_t bytes = windows <= 4 ? wire::kLargeWindowBytes : wire::kSmallWindowBytes;
   uint64_t at = wire::kWindowsBegin;
-  for (auto& v : vgpus) {
+  const auto place = [&] {
     if (at < wire::kWindowHoleEnd && at + bytes > wire::kWindowHoleBegin) at = wire::kWindowHoleEnd;
+  };
+  for (uint64_t i = 0; i < first; ++i) place(), at += bytes;  // the other nodes'
+  for (auto& v : vgpus) {
+    place();
     if (at + bytes > wire::kWindowsEnd) {
       *error = "too many vGPUs for the address windows";
       return false;

@@ -70,8 +70,9 @@ struct Vgpu {
 };
 
 // Gives each vGPU its window, where the client has it too: large ones to few, smaller ones to many.
-// False with `error`; what was reserved by then stays so.
+// Where the client has vGPUs of other nodes, too, these are `first` and its followers of so many
+// `windows`. False with `error`; what was reserved by then stays so.
 bool reserve_windows(const Driver& driver, const std::vector<std::unique_ptr<Vgpu>>& vgpus,
-                     std::string* error);
+                     uint64_t windows, uint64_t first, std::string* error);
 
 }  // namespace sluice::worker

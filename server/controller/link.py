@@ -76,6 +76,9 @@ class LocalGrant:
     request_id: str
     vgpus: tuple[GrantedVgpu, ...]
     relay: rpc.RelayTarget | None = None  # where they are, if not here
+    #: Where its client has vGPUs of other nodes, too: how many in all, and which is the first here.
+    all_vgpus: int = 0
+    first_vgpu: int = 0
 
 
 class ControllerLink:

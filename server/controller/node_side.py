@@ -62,6 +62,7 @@ class NodeSide:
             data_address=parts.advertised,
             data_port=parts.data_port.port,
             data_tls=self._config.tls.data_plane,
+            takes_parts=True,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[

@@ -73,7 +73,14 @@ class Expected:
         """What was granted."""
         a = self.assignment
         vgpus = tuple(map(GrantedVgpu.of, a.vgpus))
-        granted = LocalGrant(a.grant_id, a.session_id, request_id="", vgpus=vgpus)
+        granted = LocalGrant(
+            a.grant_id,
+            a.session_id,
+            request_id="",
+            vgpus=vgpus,
+            all_vgpus=a.all_vgpus,
+            first_vgpu=a.first_vgpu,
+        )
         return SessionGrant(granted, self.part, a.project)
 
     @property

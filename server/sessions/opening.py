@@ -111,7 +111,7 @@ class SessionOpener:
                     turns = self._make_turns(session, undo)
                     self._follow(session, undo)
                     self._registry.write(session)
-                    await self._start(session, request, ledger, turns, user)
+                    await self._start(session, request, grant, ledger, turns, user)
                     self._registry.opened(session, time.monotonic() - began)
                 except FAILURES as error:
                     session.log.write(f"did not start: {error}", logging.ERROR)
@@ -182,6 +182,7 @@ class SessionOpener:
         self,
         session: Session,
         request: SessionRequest,
+        grant: SessionGrant,
         ledger: LedgerSlot | None,
         turns: TurnPage | None,
         user: User | None,
@@ -199,6 +200,8 @@ class SessionOpener:
                 turns=turns,
                 user=user,
                 grant_vgpus=self._starter.users.ranks_of_others(user, len(session.vgpus)),
+                windows=grant.granted.all_vgpus,
+                first_window=grant.granted.first_vgpu,
                 code=self._code(session, request.channel, folders),
                 client_pidfd=session.requester.pidfd,
             )

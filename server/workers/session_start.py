@@ -123,6 +123,9 @@ class SessionStart:
     user: User | None = None
     #: Of the whole grant, where other workers of it are other users; 0: they are not.
     grant_vgpus: int = 0
+    #: Of its client's vGPUs on all nodes, and which of them is the first here; 0: these are all.
+    windows: int = 0
+    first_window: int = 0
     #: The folders of its project's code that the worker may read.
     code: tuple[Named, ...] = ()
     client_pidfd: int = -1
@@ -142,6 +145,9 @@ class SessionStart:
             fields |= {"uid": str(self.user.uid), "gid": str(self.user.gid)}
         if self.grant_vgpus:
             fields["grant_vgpus"] = str(self.grant_vgpus)
+        if self.windows:
+            fields["windows"] = str(self.windows)
+            fields["first_window"] = str(self.first_window)
         if self.ledger:
             fields["ledger_slot"] = str(self.ledger.slot)
         for index, vgpu in enumerate(self.vgpus):

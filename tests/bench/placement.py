@@ -42,7 +42,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
     while len(taken) < DECISIONS:
         request = load.any()
         begin, cpu = time.perf_counter(), time.thread_time()
-        refused = feasibility.never(request, pool.capacity, across=False)
+        refused = feasibility.never(request, pool.capacity)
         chosen = None if refused else placement.choose(chooses, request, pool.capacity)
         computed.append((time.thread_time() - cpu) * 1e3)
         taken.append((time.perf_counter() - begin) * 1e3)

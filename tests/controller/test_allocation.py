@@ -49,6 +49,7 @@ def nodes(draw: st.DrawFn) -> list[tuple[Node, list[Gpu]]]:
             draw(st.sampled_from([1, 2, 3, 4])),
             labels=draw(LABELS),
             concurrent=draw(st.sampled_from([True, True, False])),
+            takes_parts=True,
         )
         gpus = []
         for index in range(draw(st.sampled_from([0, 1, 2, 3, 4, 4]))):
@@ -257,7 +258,7 @@ class Story:
     def __init__(
         self, policy: str, made: list[tuple[Node, list[Gpu]]], snapshot: Snapshot | None = None
     ) -> None:
-        self.bench = PoolBench(policy=POLICIES[policy](), cross_node=True, snapshot=snapshot)
+        self.bench = PoolBench(policy=POLICIES[policy](), snapshot=snapshot)
         self.made = made
         for node, gpus in made:
             self.register(node, gpus)
@@ -284,7 +285,11 @@ class Story:
             elif kind == "lose" and pool.nodes[node.name].state is not NodeState.LOST:
                 pool.nodes[node.name].last_seen = self.bench.clock.seconds - 60
                 pool.expire()
-                assert not any(node.name in pool.grants[grant].nodes for grant in self.live())
+                # a grant of several nodes goes on with the others' sessions
+                live = [s for grant in self.live() for s in pool.sessions_of(grant)]
+                live = [s for s in live if s.state is not SessionState.ENDED]
+                assert not any(s.node == node.name for s in live)
+                assert {s.grant_id for s in live} == set(self.live())
             elif kind == "return":
                 self.register(node, gpus)
 

@@ -21,8 +21,7 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.model import Event, Gpu, Node
+from sluice.controller.pool.model import Event, Gpu, Grant, Node, Session
 from sluice.controller.pool.pool import Pool
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerLink
@@ -52,7 +51,9 @@ class FakeServerLink(ServerLink):
         self._refuses = refuses  # so many assignments
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> None:
+    async def assign(
+        self, grant: Grant, session: Session, key: str, key_seconds: int, timeout: float
+    ) -> None:
         assert len(key) == 32
         if self._refuses > 0:
             self._refuses -= 1

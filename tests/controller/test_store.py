@@ -33,7 +33,7 @@ STORES = Path(__file__).resolve().parent / "stores"
 
 
 async def test_everything_committed_is_loaded_again(tmp_path: Path, bench: PoolBench) -> None:
-    bench.node("a", 8000, 4000, context_overhead_mib=10, software=True)
+    bench.node("a", 8000, 4000, context_overhead_mib=10, software=True, takes_parts=False)
     first = bench.granted(memory_mib=7)
     bench.clock.seconds += 1
     second = bench.granted(priority=3, program="ü")

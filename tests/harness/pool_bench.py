@@ -40,13 +40,14 @@ class PoolBench:
         *memory_mib: int,
         vgpu_count: int = 4,
         let_go: Collection[str] = (),
+        takes_parts: bool = True,
         **gpu: Any,
     ) -> Decisions:
         gpus = [
             Gpu(name, f"{name}-gpu{index}", "Model", mib, **gpu)
             for index, mib in enumerate(memory_mib)
         ]
-        node = Node(name, "10.0.0.1", 9960, "1", vgpu_count)
+        node = Node(name, "10.0.0.1", 9960, "1", vgpu_count, takes_parts=takes_parts)
         return self.pool.membership.register(node, gpus, [], let_go=let_go)
 
     def ask(self, **wanted: Any) -> Granted | Refused | str:

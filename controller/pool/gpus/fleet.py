@@ -53,6 +53,7 @@ class Fleet:
         self.switches: dict[GpuKey, GpuSwitch] = {}
         self.faulty: set[GpuKey] = set()  # as their nodes say
         self.unreported: set[GpuKey] = set()  # native GPUs that their nodes do not see
+        self.share_grants: set[str] = set()  # nodes that can have a part of a grant
         self._by_node: dict[str, dict[GpuKey, Gpu]] = defaultdict(dict)
         self.capacity = PoolCapacity(ledger.allocations.usage)
         ledger.allocations.on_change = self.capacity.changed
@@ -71,6 +72,7 @@ class Fleet:
             # silence counts from now on: the controller was the one who was away
             node.last_seen = now
             self._put_node(node)
+            self.share_grants.add(node.name)  # until it says otherwise
         for gpu in gpus:
             self._put(gpu)
         for switch in switches:
@@ -177,6 +179,7 @@ class Fleet:
         self.capacity.put(name, node.labels, inside, count, is_open=self.is_open, sharing=sharing)
 
     def _put_node(self, node: Node) -> None:
+        (self.share_grants.add if node.takes_parts else self.share_grants.discard)(node.name)
         self.nodes[node.name] = node
         self.nodes_in_order.put((node.name,), node)
 

@@ -124,9 +124,8 @@ class Membership:
             self._fleet.set_state(node, NodeState.LOST, silent)
             for grant in self._ledger.grants.live_on(node.name):
                 why = End(EndCause.NODE_LOST, NODE_LOST)
-                self._ledger.end(grant, why, lost=True)
-                others = sorted(grant.nodes - {node.name})
-                decisions.ends += [EndOrder(other, grant.id, why) for other in others]
+                if not self._ledger.lose_part(grant, node.name, why):
+                    self._ledger.end(grant, why, lost=True)
             self._jobs.replace(node.name, ())
 
     # within
@@ -135,5 +134,6 @@ class Membership:
         for grant in self._ledger.grants.live_on_gpu(gpu.key) if gpu.fault else ():
             cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {gpu.uuid} has failed: {cause}")
-            self._jobs.end_soon(grant.id, why)
-            decisions.ends.append(EndOrder(grant.node, grant.id, why))
+            if not grant.spans_nodes:  # else its other nodes' parts go on
+                self._jobs.end_soon(grant.id, why)
+            decisions.ends.append(EndOrder(gpu.node, grant.id, why))

@@ -98,8 +98,17 @@ class Adoption:
             if over:
                 # its room is nobody else's before it is gone
                 self._ledger.end_soon(grant, over)
+        elif node not in grant.nodes:
+            # one of several nodes' part of a grant that nobody remembered
+            vgpus = (replace(v, node=node) for v in self._with_overhead(node, report.vgpus))
+            self._ledger.rebook(grant, (*grant.vgpus, *vgpus))
+            for other in self._ledger.sessions.live_of(grant.id):
+                other.chosen = grant.places_on(other.node)
+                self._ledger.add_session(other)
         elif not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
+        if grant.spans_nodes:
+            session.chosen = grant.places_on(node)
         if why := self._jobs.why_ending(grant):
             decisions.ends.append(EndOrder(node, grant.id, why))
         known = self._ledger.sessions.get(session.id)

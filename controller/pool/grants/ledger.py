@@ -10,6 +10,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.grants.bookings import Bookings
@@ -64,7 +65,13 @@ class GrantLedger:
     def held_by(self, request_id: str) -> Granted | None:
         """What a request was granted that still lives."""
         session = self.sessions.held_by(request_id)
-        return Granted(self.grants.records[session.grant_id], session) if session else None
+        if session is None:
+            return None
+        grant = self.grants.records[session.grant_id]
+        if not grant.spans_nodes:
+            return Granted(grant, session)
+        first, *others = sorted(self.sessions.live_of(grant.id), key=lambda s: s.chosen)
+        return Granted(grant, first, tuple(others))
 
     def charged(self, grant: Grant, sessions: Sequence[Session]) -> tuple[Vgpu, ...]:
         """The grant's vGPUs with what these sessions' contexts take."""
@@ -119,13 +126,24 @@ class GrantLedger:
         self.changes += self._bookings.count(grant, 1)
         self.changes.append(as_it_is(grant))
 
-    def open_session(self, request: GrantRequest, grant: Grant) -> Session:
-        """A session of the grant, whose client is not there yet."""
+    def open_sessions(self, request: GrantRequest, grant: Grant) -> Granted:
+        """The sessions of a process to which the grant was made: one on each of its nodes."""
+        nodes = grant.nodes_in_order
+        if len(nodes) == 1:
+            return Granted(grant, self.open_session(request, grant))
+        first, *others = (
+            self.open_session(replace(request, chosen=grant.places_on(node)), grant, node)
+            for node in nodes
+        )
+        return Granted(grant, first, tuple(others))
+
+    def open_session(self, request: GrantRequest, grant: Grant, node: str = "") -> Session:
+        """A session of the grant on its own node, or another; its client is not there yet."""
         relayed = request.is_relayed_from(grant.node)
         session = Session(
             id=self._new_id(),
             grant_id=grant.id,
-            node=grant.node,
+            node=node or grant.node,
             channel="relay" if relayed else request.channel,
             host=request.host,
             program=request.program,
@@ -216,13 +234,27 @@ class GrantLedger:
 
     def end_session(self, grant: Grant, session: Session, why: End) -> None:
         """A session of a live grant ends: the grant with it, unless a job keeps it."""
-        if not grant.job:
+        if not grant.job and not self._runs_elsewhere(grant, session.node):
             self.end(grant, why)
             return
         self.mark_ended(session, why)
         self.event("session.ended", session.id, why.text)
-        self.recount(grant)
-        self.end_if_over(grant)
+        if grant.job:
+            self.recount(grant)
+            self.end_if_over(grant)
+
+    def lose_part(self, grant: Grant, node: str, why: End) -> bool:
+        """A node no longer runs its part of a grant; False: the grant has no other that lives."""
+        if not self._runs_elsewhere(grant, node):
+            return False
+        for session in self.sessions.live_of(grant.id):
+            if session.node == node:
+                self.mark_ended(session, why)
+                self.event("session.ended", session.id, why.text)
+        return True
+
+    def _runs_elsewhere(self, grant: Grant, node: str) -> bool:
+        return grant.spans_nodes and any(s.node != node for s in self.sessions.live_of(grant.id))
 
     def end_if_over(self, grant: Grant) -> None:
         """A job's grant ends when there is nobody for whom it would be kept."""
@@ -233,15 +265,17 @@ class GrantLedger:
         """Ends what a node came back without: sessions not known by their or their request's id."""
         why = End(EndCause.NOT_RUNNING, "the server does not run it any more")
         for grant in self.grants.live_on(node):
-            if grant.node != node:
-                continue  # its sessions are elsewhere
             live = self.sessions.live_of(grant.id)
-            gone = [s for s in live if s.id not in known and s.request_id not in known]
+            gone = [
+                s
+                for s in live
+                if s.node == node and s.id not in known and s.request_id not in known
+            ]
             for session in gone:
                 self.mark_ended(session, why)
             if len(gone) == len(live) and not grant.job:
                 self.end(grant, why)
-            elif gone:
+            elif gone and grant.job:
                 self.recount(grant)
 
     def mark_ended(self, session: Session, why: End) -> None:

@@ -8,8 +8,15 @@ grant which is to end is booked until its server says that nothing of it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from sluice.controller.pool.decisions import Decisions, EndOrder, ResizeOrder
+from sluice.controller.pool.decisions import (
+    Decisions,
+    EndOrder,
+    Granted,
+    ResizeOrder,
+    end_orders,
+)
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
@@ -56,7 +63,19 @@ class GrantLifecycle:
         if grant is None or grant.state is not GrantState.LIVE:
             return Decisions()
         self._ledger.end_soon(grant, why)
-        return Decisions(ends=[EndOrder(grant.node, grant_id, why)])
+        return Decisions(ends=end_orders(grant, why))
+
+    def not_taken(self, granted: Granted, why: End) -> Decisions:
+        """A session that was granted does not begin: nobody came for it, or no node takes it."""
+        grant, session = granted.grant, granted.session
+        if not grant.spans_nodes:
+            return self.session_ended(session.id, grant.id, why)
+        decisions = Decisions()
+        if grant.state is GrantState.LIVE:
+            self._ledger.end(grant, why)
+            # some of its nodes may expect the client already
+            decisions.ends = end_orders(grant, why)
+        return self._progress.after(decisions)
 
     # sizes
 
@@ -100,11 +119,20 @@ class GrantLifecycle:
             self._ledger.changes.append(as_it_is(session))
         return Decisions()
 
-    def session_ended(self, session_id: str, grant_id: str, why: End) -> Decisions:
-        """A server says that a session runs no more; naming none: nothing of the grant does."""
+    def session_ended(self, session_id: str, grant_id: str, why: End, node: str = "") -> Decisions:
+        """A server says that a session runs no more; naming none: nothing of the grant does.
+
+        `node`: whose server it is.
+        """
         session = self._ledger.sessions.get(session_id)
         grant = self._ledger.grants.get(grant_id)
         if session is None or session.grant_id != grant_id:
+            if (
+                grant
+                and grant.state is GrantState.LIVE
+                and self._ledger.lose_part(grant, node, why)
+            ):
+                return self._progress.after(Decisions())
             keep = grant is not None and session_id and self._ledger.sessions.live_of(grant_id)
             return Decisions() if keep else self.release(grant_id, why)
         if grant and grant.state is GrantState.LIVE:
@@ -115,8 +143,13 @@ class GrantLifecycle:
         """What the vGPUs of a node's grants have had of its GPUs; of others it is not believed."""
         for report in reports:
             grant = self._ledger.grants.get(report.grant_id)
-            if grant and grant.state is GrantState.LIVE and grant.node == node:
-                self._ledger.vgpu_times.take(grant, report)
+            if grant is None or grant.state is not GrantState.LIVE:
+                continue
+            # a server numbers what it has
+            places = grant.places_on(node)
+            if report.number < len(places):
+                numbered = replace(report, number=places[report.number])
+                self._ledger.vgpu_times.take(grant, numbered)
 
     # jobs
 

@@ -43,6 +43,11 @@ class Resizing:
             raise Unknown("grant", grant_id)
         if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
             raise Over("grant", f"grant {grant_id} has ended or is being ended")
+        if grant.spans_nodes:
+            raise Impossible(
+                f"grant {grant_id} has vGPUs of {len(grant.nodes)} nodes, which keep their size: "
+                "end it, and ask for others"
+            )
         if grant_id in self._under_way:
             raise Impossible(f"grant {grant_id} is being resized already; try again")
         before = grant.vgpus

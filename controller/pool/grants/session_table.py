@@ -62,12 +62,16 @@ class SessionTable:
 
     def put_request(self, session: Session) -> None:
         """It is what its request was granted."""
-        if session.request_id:
+        if session.request_id and self.held_by(session.request_id) is None:
             self._of_request[session.request_id] = session.id
 
     def leave(self, session: Session) -> None:
         """A session that has not ended yet is about to."""
-        self._of_request.pop(session.request_id, None)
+        if self._of_request.get(session.request_id) == session.id:
+            del self._of_request[session.request_id]
+            for other in self.live_of(session.grant_id):
+                if other is not session:
+                    self.put_request(other)  # of the same process, on another node
         self._opening.pop(session.id, None)
         self._live_on[session.node] -= 1
 

@@ -8,7 +8,7 @@ fault do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from sluice.controller.pool.admission.refusals import not_at_once, share_not_kept, wanted
 from sluice.controller.pool.decisions import GrantRequest, Refused
@@ -19,10 +19,12 @@ from sluice.controller.pool.placement.search import PlacementSearch
 from sluice.protocol.cuda_status import CudaStatus
 
 
-def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -> Refused | None:
+def never(
+    request: GrantRequest, pool_capacity: PoolCapacity, *, across: Collection[str] = ()
+) -> Refused | None:
     """Refuses what would not fit even if every GPU that may be used were empty.
 
-    `across`: whether a grant may have vGPUs of several nodes, if it asks for that.
+    `across`: the nodes that can have a part of a grant, where it asks for several.
     """
     where = f"node {request.node}" if request.local_only else "the pool"
     search = PlacementSearch(request, pool_capacity, lasting=True)
@@ -40,10 +42,16 @@ def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -
     on_one = slices if request.same_gpu else cards
     if on_one >= request.count:
         return None
-    in_all = sum(each[shape][0] * nodes for shape, nodes in shapes.items())
-    if request.cross_node and in_all >= request.count:
-        return None if across else _one_node_only(request, on_one)
-    if request.cross_node and across:
+    in_all = together = 0
+    if request.cross_node:
+        in_all = sum(each[shape][0] * nodes for shape, nodes in shapes.items())
+        able = dict(_shapes(search.within(across), pool_capacity))
+        together = sum(each[shape][0] * nodes for shape, nodes in able.items())
+    if request.may_span and together >= request.count:
+        return None
+    if request.cross_node and (request.local_only or in_all >= request.count):
+        return _one_node_only(request, on_one, together)
+    if request.may_span:
         text = f"{where} has {in_all} such GPU(s) in all"
         most = max(in_all, on_one)
     elif request.same_gpu:
@@ -176,9 +184,20 @@ def _too_large(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refuse
     )
 
 
-def _one_node_only(request: GrantRequest, most: int) -> Refused:
+def _one_node_only(request: GrantRequest, most: int, together: int) -> Refused:
+    """Why vGPUs that there are on several nodes are not to be had together."""
+    if request.job:
+        why, fix = "the vGPUs of a job (sluice run --share) are on one node", "run it without that"
+    elif request.one_node and request.channel != "tcp":
+        why = f"a client by {request.channel} has a session on one node"
+        fix = "set SLUICE_CHANNEL=tcp"
+    elif request.one_node:
+        why, fix = "this client can have a session on one node", "update its client library"
+    else:
+        why = f"only {together} such GPU(s) are on nodes whose sluice-server can share a grant"
+        fix = "update sluice-server on the others"
     return Refused(
         CudaStatus.NOT_SUPPORTED,
-        f"wanted {wanted(request)} on several nodes (SLUICE_CROSS_NODE); sessions open on one node "
-        f"only so far, and the largest has {most} such GPU(s); set SLUICE_VGPU to at most {most}",
+        f"wanted {wanted(request)} on several nodes (SLUICE_CROSS_NODE), and {why}, of which the "
+        f"largest has {most} such GPU(s): {fix}, or set SLUICE_VGPU to at most {most}",
     )

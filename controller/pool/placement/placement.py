@@ -29,6 +29,8 @@ from sluice.controller.pool.placement.policies import (
 )
 from sluice.controller.pool.placement.search import PlacementSearch
 
+RDMA_LABEL = "rdma"  # of nodes on one RDMA network
+
 __all__ = [
     "POLICIES",
     "BinPack",
@@ -50,12 +52,12 @@ def choose(
     pool_capacity: PoolCapacity,
     barred: Collection[GpuKey] = (),
     *,
-    across: bool = False,
+    across: Collection[str] = (),
 ) -> list[GpuCapacity] | None:
     """A GPU for each vGPU of the request, or None if it does not fit now.
 
     The same GPU comes twice where two vGPUs go to one card. The first GPU's node is the grant's
-    own: its sessions open there. `across`: whether a grant may be on several nodes at all.
+    own. `across`: the nodes that can have a part of a grant.
     """
     search = PlacementSearch(request, pool_capacity, barred)
     near = [search.within(nodes) for nodes in policy.neighbourhoods(request, pool_capacity)]
@@ -66,10 +68,10 @@ def choose(
         for place in near:
             if chosen := _together(place):
                 return chosen
-    if across and request.cross_node and search.count > 1:
+    if across and request.may_span:
         for place in near:
-            if chosen := _across(place):
-                return chosen
+            if chosen := _across(place, across):
+                return _near_by_rdma(place, across, pool_capacity, chosen) or chosen
     return None
 
 
@@ -131,12 +133,28 @@ def _together(search: PlacementSearch) -> list[GpuCapacity] | None:
     return None
 
 
-def _across(search: PlacementSearch) -> list[GpuCapacity] | None:
+def _near_by_rdma(
+    search: PlacementSearch,
+    able: Collection[str],
+    pool_capacity: PoolCapacity,
+    chosen: Sequence[GpuCapacity],
+) -> list[GpuCapacity] | None:
+    """The same on nodes that reach each other by RDMA (label `rdma`), where it takes no more."""
+    most = len({capacity.gpu.node for capacity in chosen})
+    fabrics = [label for label in pool_capacity.by_label if label[0] == RDMA_LABEL]
+    for label in sorted(fabrics):
+        found = _across(search.within(pool_capacity.by_label[label]), able)
+        if found and len({capacity.gpu.node for capacity in found}) <= most:
+            return found
+    return None
+
+
+def _across(search: PlacementSearch, able: Collection[str]) -> list[GpuCapacity] | None:
     """Whole cards of several nodes, of as few as can be; the last is one with few to spare."""
     found: list[tuple[NodeCapacity, list[GpuCapacity]]] = []
     cards = 0
     for node in search.by_untouched(1, most_first=True):
-        if fitting := search.fitting(node):
+        if node.name in able and (fitting := search.fitting(node)):
             found.append((node, fitting))
             cards += len(fitting)
             if cards >= search.count and len(found) >= LOOKED_AT:

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, GrantRequest, Refused
+from sluice.controller.pool.decisions import (
+    Decisions,
+    EndOrder,
+    Granted,
+    GrantRequest,
+    Refused,
+    end_orders,
+)
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.slices import FreeCapacity, fits
 from sluice.controller.pool.grants.jobs import Jobs
@@ -46,7 +53,7 @@ class Ending:
     def ask(self, grant: Grant, why: End) -> list[EndOrder]:
         """Has the server end it; nobody joins it any more."""
         self._ledger.end_soon(grant, why)
-        return [EndOrder(grant.node, grant.id, why)]
+        return end_orders(grant, why)
 
 
 class Claims:

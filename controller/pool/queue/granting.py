@@ -83,7 +83,6 @@ class Granting:
         *,
         job_sessions: int,
         over_quota_waits: bool,
-        across: bool,
     ) -> None:
         self._clock = clock
         self._new_id = new_id
@@ -94,7 +93,6 @@ class Granting:
         self._reserving = reserving
         self._job_sessions = job_sessions
         self._over_quota_waits = over_quota_waits
-        self._across = across
 
     def reaching(self, request: GrantRequest) -> GrantRequest:
         """What its own node can never give may be another's, if the server there relays."""
@@ -110,7 +108,7 @@ class Granting:
                     return reach
         if request.mode is Mode.RESERVED:
             return anywhere
-        here = feasibility.never(request, self._fleet.capacity, across=False) is None
+        here = feasibility.never(request, self._fleet.capacity) is None
         return request if here else anywhere
 
     def never_reserved(self, request: GrantRequest) -> Refused | None:
@@ -152,7 +150,7 @@ class Granting:
         if request.mode is Mode.RESERVED:
             return None
         chosen = placement.choose(
-            self._policy, request, self._fleet.capacity, held, across=self._across
+            self._policy, request, self._fleet.capacity, held, across=self._fleet.share_grants
         )
         return Placed(request, chosen) if chosen else None
 
@@ -189,7 +187,7 @@ class Granting:
         drawn = f", drawn on reservation {grant.reservation}" if grant.reservation else ""
         text = f"{refusals.wanted(request)} for {request.program}{drawn}"
         self._ledger.event("grant.made", grant.id, text)
-        return Granted(grant, self._ledger.open_session(request, grant))
+        return self._ledger.open_sessions(request, grant)
 
     def _try_reservation(self, request: GrantRequest, held: set[GpuKey]) -> Blocked | None:
         reservation = self._ledger.reservations.records[request.reservation]

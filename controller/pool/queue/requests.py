@@ -8,7 +8,13 @@ waiting and whose time is over; which of those that wait is served, the schedule
 from __future__ import annotations
 
 from sluice.controller.pool.admission import refusals, rights
-from sluice.controller.pool.decisions import Decisions, GrantRequest, Refused, Waiting
+from sluice.controller.pool.decisions import (
+    Decisions,
+    GrantRequest,
+    Refused,
+    Waiting,
+    end_orders,
+)
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
@@ -32,8 +38,6 @@ class Requests:
         jobs: Jobs,
         scheduler: Scheduler,
         progress: Progress,
-        *,
-        across: bool,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
@@ -42,7 +46,6 @@ class Requests:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._progress = progress
-        self._across = across
 
     # what is known of one
 
@@ -104,9 +107,13 @@ class Requests:
     def withdraw(self, request_id: str, why: End) -> Decisions:
         """The requester is gone: leaves the queue, or gives back a session not answered."""
         self._scheduler.leave(request_id)
-        if held := self._ledger.held_by(request_id):
+        decisions = Decisions()
+        if (held := self._ledger.held_by(request_id)) and held.grant.spans_nodes:
+            self._ledger.end(held.grant, why)
+            decisions.ends = end_orders(held.grant, why)
+        elif held:
             self._ledger.end_session(held.grant, held.session, why)
-        return self._progress.after(Decisions())
+        return self._progress.after(decisions)
 
     def refuse_overdue(self, decisions: Decisions) -> None:
         """Refuses those that have waited as long as they were to; part of a step."""
@@ -131,7 +138,7 @@ class Requests:
             return None
         if never := self._ledger.quotas.never(request.project, Held.at_least(request)):
             return refusals.over_quota(request, never)
-        return feasibility.never(request, self._fleet.capacity, across=self._across)
+        return feasibility.never(request, self._fleet.capacity, across=self._fleet.share_grants)
 
     def _not_now(self, request: GrantRequest, position: int) -> Refused:
         if self._jobs.grant_of(request):

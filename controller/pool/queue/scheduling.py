@@ -44,7 +44,6 @@ class Scheduler:
         ageing_seconds: float,
         job_sessions: int,
         over_quota_waits: bool,
-        across: bool,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
@@ -61,7 +60,6 @@ class Scheduler:
             self.reserving,
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
-            across=across,
         )
         self.claims = Claims(clock, ledger, fleet, jobs, self.granting, Ending(ledger))
         self.queue = WaitingQueue(ageing_seconds)

@@ -36,8 +36,9 @@ bool find_range(Session* s, uint64_t address, AddressRange* range) {
   return true;
 }
 
-bool is_backed(Session* s, uint64_t address, uint64_t bytes) {
-  if (Device* d = device_of_address(s, address)) return d->memory.covers(address, bytes);
+bool is_backed(Session* s, uint64_t address, uint64_t bytes, const Device* user) {
+  if (Device* d = device_of_address(s, address))
+    return d->memory.covers(address, bytes) && (!user || d->place.node == user->place.node);
   if (s->host_memory().in_arena(reinterpret_cast<void*>(address), bytes)) return true;
   ModuleGlobal global;
   return s->module_globals.find(address, &global) &&

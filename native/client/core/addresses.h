@@ -27,7 +27,7 @@ bool is_device_address(Session* s, uint64_t address);
 // The piece that contains `address`; module globals are none.
 bool find_range(Session* s, uint64_t address, AddressRange* range);
 // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or pinned
-// memory of the arena.
-bool is_backed(Session* s, uint64_t address, uint64_t bytes);
+// memory of the arena. `user`: and by memory that its node has, where there are several.
+bool is_backed(Session* s, uint64_t address, uint64_t bytes, const Device* user = nullptr);
 
 }  // namespace sluice::client

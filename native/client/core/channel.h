@@ -52,6 +52,24 @@ class Channel {
   // Waits for the answer to `sequence` on `lane`. False: the worker is gone.
   virtual bool wait(uint32_t lane, uint32_t sequence, Reply* reply) = 0;
 
+  // Which of the nodes that the session has vGPUs of a device is on, and what the worker there
+  // calls it.
+  struct Place {
+    uint32_t node = 0, index = 0;
+  };
+  virtual Place place_of(uint32_t device) const { return {0, device}; }
+  // The channel to a device's node alone: for what is about the way there.
+  virtual Channel& towards(uint32_t) { return *this; }
+  // Where a command with this context failed as its node is gone and others are not: the CUresult
+  // for it. 0: all is gone.
+  virtual uint32_t node_error(uint32_t) { return 0; }
+  // Whether there is a node left, whatever sticky_error() says for the device that is current.
+  virtual bool some_node_left() { return false; }
+  // The device that is current on the calling thread, kNoDevice: none. Set before the first
+  // command.
+  static constexpr uint32_t kNoDevice = ~0u;
+  std::function<uint32_t()> current_device;
+
   // What the worker said unasked: 0, or the CUresult that every later call returns.
   virtual uint32_t sticky_error() = 0;
   // Whether the worker can still answer. Costs a system call: asked only after a long wait.

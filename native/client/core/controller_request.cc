@@ -74,7 +74,8 @@ std::string json_of(const wire::OpenSession& request, const RequestOptions& opti
   return "{\"vgpu_count\":" + std::to_string(request.vgpu_count) +
          ",\"gmem_mib\":" + std::to_string(request.gmem_mib) +
          ",\"ratio_percent\":" + std::to_string(request.ratio_percent) +
-         ",\"cross_node\":" + (request.flags & wire::kCrossNode ? "true" : "false") +
+         (request.flags & wire::kCrossNode ? ",\"cross_node\":true,\"takes_parts\":true"
+                                           : ",\"cross_node\":false") +
          ",\"priority\":" + std::to_string(request.priority) +
          ",\"wait_seconds\":" + std::to_string(request.wait_seconds) +
          ",\"pid\":" + std::to_string(request.pid) + ",\"host\":" + json_string(request.host) +
@@ -335,8 +336,23 @@ bool read_token(const Config& config, std::string* token, std::string* error) {
   return false;
 }
 
-bool ask_for_session(const Config& config, const wire::OpenSession& request, Ticket* ticket,
-                     Refusal* refusal) {
+namespace {
+
+bool read_ticket(const JsonObject& body, Ticket* ticket) {
+  ticket->key = body.text("key");
+  ticket->address = body.text("address");
+  ticket->port = body.text("port");
+  ticket->tls = body.text("tls") == "true";
+  ticket->name = body.text("tls_name");
+  ticket->node = body.text("node");
+  return !ticket->key.empty() && ticket->key.size() < sizeof wire::OpenSession::key &&
+         !ticket->address.empty() && !ticket->port.empty();
+}
+
+}  // namespace
+
+bool ask_for_session(const Config& config, const wire::OpenSession& request,
+                     std::vector<Ticket>* tickets, Refusal* refusal) {
   std::string* error = &refusal->text;
   ControllerRequest question(config, request);
   HttpAnswer answer;
@@ -353,16 +369,16 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request, Tic
     *error = "the controller ended the hold";
     return false;
   }
-  ticket->key = body.text("key");
-  ticket->address = body.text("address");
-  ticket->port = body.text("port");
-  ticket->tls = body.text("tls") == "true";
-  ticket->name = body.text("tls_name");
-  if (!ticket->key.empty() && ticket->key.size() < sizeof request.key && !ticket->address.empty() &&
-      !ticket->port.empty())
-    return true;
-  *error = "the controller's answer has no address, port and key";
-  return false;
+  const std::vector<JsonObject>& parts = body.objects("parts");
+  if (parts.size() > wire::kMaxDevices) {
+    *error = "the controller's answer names " + std::to_string(parts.size()) + " nodes";
+    return false;
+  }
+  tickets->resize(std::max<size_t>(1, parts.size()));
+  bool complete = parts.empty() ? read_ticket(body, tickets->data()) : true;
+  for (size_t i = 0; i < parts.size(); ++i) complete &= read_ticket(parts[i], &(*tickets)[i]);
+  if (!complete) *error = "the controller's answer has no address, port and key";
+  return complete;
 }
 
 }  // namespace sluice::client

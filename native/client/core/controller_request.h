@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "client/core/config.h"
 #include "client/core/open_request.h"
@@ -16,11 +17,13 @@ struct Ticket {
   std::string address, port, key;
   bool tls = false;
   std::string name;  // that the data port's certificate has
+  std::string node;  // where vGPUs are of several nodes: which one it is
 };
 
-// False: `refusal` says why there is none.
-bool ask_for_session(const Config& config, const wire::OpenSession& request, Ticket* ticket,
-                     Refusal* refusal);
+// A ticket for each node that has vGPUs of the session, in their order. False: `refusal` says why
+// there is none.
+bool ask_for_session(const Config& config, const wire::OpenSession& request,
+                     std::vector<Ticket>* tickets, Refusal* refusal);
 
 // The token to show, "" for none. False: `error` says why it cannot be used. Nothing else reads it,
 // and nothing prints it.

@@ -10,15 +10,23 @@
 
 namespace sluice::client {
 
-// The first call counts; a process has one session.
+// Whether the process has a session on each of several nodes, which end one by one.
+inline std::atomic<bool> g_several_sessions{false};
+
+// The first call counts; a process has one session, or one on each of several nodes.
 inline void say_ended(std::string why) {
   static std::atomic<bool> said{false};
-  if (said.exchange(true)) return;
+  const bool several = g_several_sessions;
+  if (said.exchange(true) && !several) return;
   for (char& c : why)
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
-  log_line(LogLevel::kError, "the session was ended by the pool" +
-                                 (why.empty() ? " (its worker is gone)" : ": " + why) +
-                                 "; every further call fails");
+  const std::string text = std::string(several ? "the session on a node" : "the session") +
+                           " was ended by the pool" +
+                           (why.empty() ? " (its worker is gone)" : ": " + why);
+  if (several)
+    log_once(LogLevel::kError, text);
+  else
+    log_line(LogLevel::kError, text + "; every further call fails");
 }
 
 }  // namespace sluice::client

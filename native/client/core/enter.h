@@ -36,6 +36,12 @@ inline CUresult enter_query(Session** session) {
   return *session ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
+// The same for what chooses a context: a lost node's devices are left that way, too.
+inline CUresult enter_choice(Session** session) {
+  const CUresult e = enter(session);
+  return e != CUDA_SUCCESS && *session && (*session)->channel().some_node_left() ? CUDA_SUCCESS : e;
+}
+
 // The same as enter() for calls that need a current context.
 CUresult enter(Session** session, Device** device);
 // The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
@@ -58,6 +64,9 @@ inline CUresult stream_for_work(Session* session, Device* device, CUstream handl
 uint64_t current_green(Session* session);
 CUresult mint_green_stream(Session* session, uint64_t green, unsigned flags, int priority,
                            uint64_t* id);
+// A stream of the device's primary context (driver/stream.cc).
+CUresult mint_stream(Session* session, Device* device, unsigned flags, int priority, uint64_t* id,
+                     Stream** stream);
 // The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at
 // first use (driver/stream.cc).
 CUresult per_thread_stream(Session* session, Device* device, Stream** stream);

@@ -11,7 +11,10 @@
 
 namespace sluice::client {
 
-CUresult Session::lose() {
+uint32_t Session::context_of(const Device& device) { return device.index + 1; }
+
+CUresult Session::lose(uint32_t context) {
+  if (const uint32_t error = channel_->node_error(context)) return static_cast<CUresult>(error);
   uint32_t expected = 0;
   if (lost_.compare_exchange_strong(expected, CUDA_ERROR_SYSTEM_NOT_READY)) {
     const uint32_t told = channel_->sticky_error();
@@ -50,7 +53,7 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
 CUresult Session::post(uint16_t function, const void* body, size_t bytes,
                        std::span<const std::byte> tail, Stream* work, uint32_t context) {
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose();
+  if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose(context);
   return CUDA_SUCCESS;
 }
 
@@ -90,7 +93,7 @@ CUresult Session::begin_exchange(Exchange* exchange, uint16_t function, const vo
   if (!append(function, exchange->lane, exchange->sequence, body, bytes, tail, work, context)) {
     lanes_[exchange->lane].busy.store(false, std::memory_order_release);
     exchange->has_lane = false;
-    return lose();
+    return lose(context);
   }
   statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
   if (config_.stats) statistics_.count_round_trip(function);
@@ -110,7 +113,7 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
   const auto sink = exchange.sink;
   uint32_t sequence = exchange.sequence;
   Reply reply;
-  if (!channel_->wait(lane, sequence, &reply)) return lose();
+  if (!channel_->wait(lane, sequence, &reply)) return lose(exchange.context);
   const uint32_t first = reply.status;
   size_t received = 0;
   for (;;) {
@@ -126,10 +129,10 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
     const uint64_t from = received;
     if (!append(wire::kReplyRest, lane, sequence, &from, sizeof from, {}, nullptr,
                 exchange.context))
-      return lose();
+      return lose(exchange.context);
     statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
     if (config_.stats) statistics_.count_round_trip(wire::kReplyRest);
-    if (!channel_->wait(lane, sequence, &reply)) return lose();
+    if (!channel_->wait(lane, sequence, &reply)) return lose(exchange.context);
   }
   if (got) *got = received;
   const auto status = static_cast<CUresult>(first & ~(wire::kOutputWaiting | wire::kMoreFollows));
@@ -137,18 +140,19 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
     // The lane serves again for this; the sink has been filled already.
     lanes_[lane].busy.store(false, std::memory_order_release);
     free_lane.armed = false;
-    show_output();
+    show_output(exchange.context);
   }
   return status;
 }
 
 // To the C library's own stream, so that it keeps its place among what the program prints itself.
-void Session::show_output() {
+void Session::show_output(uint32_t context) {
   std::vector<std::byte> reply(wire::kOutputPiece);
   for (;;) {
     wire::OutputReply head{};
     size_t got = 0;
-    if (exchange(wire::kReadOutput, uint64_t{0}, {}, reply, &got) != CUDA_SUCCESS) return;
+    if (exchange(wire::kReadOutput, uint64_t{0}, {}, reply, &got, nullptr, context) != CUDA_SUCCESS)
+      return;
     if (got >= sizeof head && got <= reply.size()) std::memcpy(&head, reply.data(), sizeof head);
     if (head.bytes == 0 || head.bytes > got - sizeof head) return;
     std::fwrite(reply.data() + sizeof head, 1, head.bytes, head.error ? stderr : stdout);

@@ -14,15 +14,35 @@ class Reader {
  public:
   explicit Reader(std::string_view text) : rest_(text) {}
 
-  bool object(std::map<std::string, std::string>* members, int depth) {
+  // `arrays`: each member that is one, as it stands.
+  bool object(std::map<std::string, std::string>* members, int depth,
+              std::map<std::string, std::string_view>* arrays = nullptr) {
     if (!take('{')) return false;
     if (take('}')) return true;
     do {
       std::string name, value;
-      if (!string(&name) || !take(':') || !any(&value, depth)) return false;
+      if (!string(&name) || !take(':')) return false;
+      skip_space();
+      const std::string_view from = rest_;
+      if (!any(&value, depth)) return false;
       if (members) (*members)[name] = value;  // of two the last, as everybody does
+      if (arrays && from[0] == '[') (*arrays)[name] = from.substr(0, from.size() - rest_.size());
     } while (take(','));
     return take('}');
+  }
+
+  // The elements of an array, as they stand.
+  std::vector<std::string_view> elements() {
+    std::vector<std::string_view> found;
+    if (!take('[') || take(']')) return found;
+    do {
+      std::string unused;
+      skip_space();
+      const std::string_view from = rest_;
+      if (!any(&unused, 0)) return {};
+      found.push_back(from.substr(0, from.size() - rest_.size()));
+    } while (take(','));
+    return found;
   }
 
   bool at_end() {
@@ -181,7 +201,20 @@ class Reader {
 
 JsonObject::JsonObject(std::string_view text) {
   Reader reader(text);
-  if (!reader.object(&members_, 0) || !reader.at_end()) members_.clear();
+  std::map<std::string, std::string_view> arrays;
+  if (!reader.object(&members_, 0, &arrays) || !reader.at_end()) {
+    members_.clear();
+    return;
+  }
+  for (const auto& [name, array] : arrays)
+    for (const std::string_view element : Reader(array).elements())
+      if (element.starts_with('{')) lists_[name].emplace_back(element);
+}
+
+const std::vector<JsonObject>& JsonObject::objects(const std::string& name) const {
+  static const std::vector<JsonObject> none;
+  const auto it = lists_.find(name);
+  return it == lists_.end() ? none : it->second;
 }
 
 const std::string& JsonObject::text(const std::string& name) const {

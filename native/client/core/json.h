@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sluice::client {
 
@@ -16,9 +17,12 @@ class JsonObject {
   // A member's string in UTF-8, or a number, true or false as it stands; "" for null, an object, an
   // array, and where there is none.
   const std::string& text(const std::string& name) const;
+  // The objects of a member that is an array of objects; none where it is anything else.
+  const std::vector<JsonObject>& objects(const std::string& name) const;
 
  private:
   std::map<std::string, std::string> members_;
+  std::map<std::string, std::vector<JsonObject>> lists_;
 };
 
 }  // namespace sluice::client

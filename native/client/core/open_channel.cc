@@ -9,6 +9,10 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                                       Refusal* refusal) {
   const bool any = c.channel == "auto";
   std::string why_not;
+  // What is near leads to one node only (or to another by its relay).
+  if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty() &&
+      c.job.empty())
+    return open_tcp(c, request, refusal);
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
     return open_unix(c.server_socket, request, c.options, refusal);
   if (any || c.channel == "ivshmem") {

@@ -36,10 +36,10 @@ bool reserve_window(const wire::DeviceRecord& record, std::string* error) {
   return true;
 }
 
-DeviceMemory::Result ask_for_credit(Session* s, uint32_t index, uint64_t bytes, uint64_t* left) {
+DeviceMemory::Result ask_for_credit(Session* s, const Device& d, uint64_t bytes, uint64_t* left) {
   wire::MemoryCreditReply reply{};
-  const CUresult e = s->exchange(wire::kMemoryCredit, wire::MemoryCredit{index, 0, bytes}, {},
-                                 std::as_writable_bytes(std::span(&reply, 1)));
+  const CUresult e =
+      s->ask(d, wire::kMemoryCredit, wire::MemoryCredit{d.place.index, 0, bytes}, &reply);
   *left = reply.free_bytes;
   return e == CUDA_SUCCESS               ? DeviceMemory::Result::kDone
          : e == CUDA_ERROR_OUT_OF_MEMORY ? DeviceMemory::Result::kOutOfMemory
@@ -53,16 +53,18 @@ std::unique_ptr<Device> open_device(Session* s, uint32_t index, const wire::Devi
   if (!reserve_window(record, error)) return nullptr;
   auto d = std::make_unique<Device>();
   d->index = index;
+  d->place = s->channel().place_of(index);
   d->record = record;
-  const auto tell = [s, index](uint16_t function) {
-    return [s, index, function](uint64_t address, uint64_t bytes) {
-      return s->post(function, wire::MemoryMap{index, 0, address, bytes}) == CUDA_SUCCESS;
+  const auto tell = [s, own = d.get()](uint16_t function) {
+    return [s, own, function](uint64_t address, uint64_t bytes) {
+      return s->tell(*own, function, wire::MemoryMap{own->place.index, 0, address, bytes}) ==
+             CUDA_SUCCESS;
     };
   };
   DeviceMemory::Sink sink{tell(wire::kMemoryMap), tell(wire::kMemoryUnmap), {}};
   if (shares_memory)
-    sink.credit = [s, index](uint64_t bytes, uint64_t* left) {
-      return ask_for_credit(s, index, bytes, left);
+    sink.credit = [s, own = d.get()](uint64_t bytes, uint64_t* left) {
+      return ask_for_credit(s, *own, bytes, left);
     };
   d->memory.open(record.window_begin, record.window_bytes, record.memory_bytes, std::move(sink),
                  shares_memory ? nullptr : s->channel().memory_used(index));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening a session over the network: ask the controllers for a ticket (controller_request.h),
-// connect to the server that it names, under TLS if it says so, and present the one-time key.
+// connect to the server that it names, under TLS if it says so, and present the one-time key. Where
+// the vGPUs are of several nodes there is a ticket, and then a channel, for each.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -9,6 +10,8 @@
 #include "channel/dial.h"
 #include "channel/opening.h"
 #include "client/core/controller_request.h"
+#include "client/core/end_notice.h"
+#include "client/core/nodes_channel.h"
 #include "client/core/open_channel.h"
 #include "client/core/resume.h"
 #include "client/core/stream_channel.h"
@@ -28,14 +31,9 @@ uint32_t subflows_of(const Config& config) {
   return worth < 2 ? 0 : worth;
 }
 
-}  // namespace
-
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
-                                  Refusal* refusal) {
+std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request,
+                                 const Ticket& ticket, Refusal* refusal) {
   std::string* error = &refusal->text;
-  request.channel = wire::ChannelKind::kTcp;
-  Ticket ticket;
-  if (!ask_for_session(config, request, &ticket, refusal)) return nullptr;
   std::memcpy(request.key, ticket.key.data(), ticket.key.size());
   SessionAddress where{.address = ticket.address,
                        .port = ticket.port,
@@ -78,6 +76,29 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
                                               uint32_t number, std::string* trouble) {
                                 return open_subflow(dial, session, stream, epoch, number, trouble);
                               }});
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
+                                  Refusal* refusal) {
+  request.channel = wire::ChannelKind::kTcp;
+  std::vector<Ticket> tickets;
+  if (!ask_for_session(config, request, &tickets, refusal)) return nullptr;
+  if (tickets.size() == 1) return connect(config, request, tickets[0], refusal);
+  std::vector<NodesChannel::Node> nodes;
+  for (const Ticket& ticket : tickets) {
+    auto channel = connect(config, request, ticket, refusal);
+    if (!channel) {
+      refusal->text = "node " + ticket.node + " of " + std::to_string(tickets.size()) +
+                      " that have the vGPUs: " + refusal->text;
+      for (const auto& node : nodes) node.channel->close();  // its grant goes back at once
+      return nullptr;
+    }
+    nodes.push_back({ticket.node, std::move(channel)});
+  }
+  g_several_sessions = true;
+  return NodesChannel::join(std::move(nodes), &refusal->text);
 }
 
 }  // namespace sluice::client

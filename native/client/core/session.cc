@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
+#include "client/core/enter.h"
 #include "client/core/log.h"
 #include "client/core/open_channel.h"
 #include "client/core/open_device.h"
@@ -111,12 +113,29 @@ bool Session::open_devices(std::string* error) {
     const auto index = static_cast<uint32_t>(devices_.size());
     auto device = open_device(this, index, each, record_.shares_memory != 0, error);
     if (!device) return false;
+    spans_nodes_ |= device->place.node != 0;
     devices_.push_back(std::move(device));
   }
+  channel_->current_device = [this]() -> uint32_t {
+    const ThreadState& thread = thread_state();
+    const Context* c = thread.depth ? contexts.find(thread.contexts[thread.depth - 1]) : nullptr;
+    return c ? c->device->index : Channel::kNoDevice;
+  };
   channel_->on_library_memory = [this](const wire::LibraryMemory& m) {
     if (m.device < devices_.size()) devices_[m.device]->memory.note_libraries(m.order, m.bytes);
   };
   return true;
+}
+
+std::vector<Device*> Session::one_of_each_node() {
+  std::vector<Device*> found;
+  uint32_t last = ~0u;
+  for (const auto& device : devices_) {
+    if (std::exchange(last, device->place.node) == device->place.node) continue;
+    if (!spans_nodes_ || !channel_->node_error(context_of(*device))) found.push_back(device.get());
+  }
+  if (found.empty()) found.push_back(devices_[0].get());
+  return found;
 }
 
 void Session::after_synchronisation(Device& device) {

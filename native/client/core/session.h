@@ -104,6 +104,22 @@ class Session {
     return exchange(function, &body, sizeof body, tail, sink, got, work, context);
   }
 
+  // The same about a device, to its node and in its context; `answer` is filled as far as it goes.
+  template <class T>
+  CUresult tell(const Device& device, uint16_t function, const T& body,
+                std::span<const std::byte> tail = {}) {
+    return post(function, &body, sizeof body, tail, nullptr, context_of(device));
+  }
+  template <class T>
+  CUresult ask(const Device& device, uint16_t function, const T& body) {
+    return exchange(function, &body, sizeof body, {}, {}, nullptr, nullptr, context_of(device));
+  }
+  template <class T, class Answer>
+  CUresult ask(const Device& device, uint16_t function, const T& body, Answer* answer) {
+    return exchange(function, &body, sizeof body, {}, std::as_writable_bytes(std::span(answer, 1)),
+                    nullptr, nullptr, context_of(device));
+  }
+
   // ---- what it has
   std::vector<std::unique_ptr<Device>>& devices() { return devices_; }
   WorkAccount& work() { return work_; }
@@ -111,6 +127,10 @@ class Session {
   HostMemory& host_memory() { return host_memory_; }
   Marks& marks() { return marks_; }
   Statistics& statistics() { return statistics_; }
+  // Whether its vGPUs are of several nodes (core/nodes_channel.h).
+  bool spans_nodes() const { return spans_nodes_; }
+  // A device of each node that is not lost.
+  std::vector<Device*> one_of_each_node();
   // What the worker said of the node when the session opened.
   const wire::SessionRecord& record() const { return record_; }
   bool node_keeps_code = false;  // it may have images of earlier sessions
@@ -142,8 +162,9 @@ class Session {
   SyncMemops sync_memops;
   VirtualMemory virtual_memory{*this};
 
-  // Its worker is gone: what every call returns from now on.
-  CUresult lose();
+  // Its worker is gone: what every call returns from now on. Where that is one node's of several,
+  // what calls for that node return: `context` says which was asked for.
+  CUresult lose(uint32_t context);
 
   // A wait that the application asked for is over: what is kept for later may go.
   void after_synchronisation(Device& device);
@@ -157,7 +178,8 @@ class Session {
   bool begin(std::string* error);
   bool open_devices(std::string* error);
 
-  void show_output();
+  static uint32_t context_of(const Device& device);
+  void show_output(uint32_t context);
   // Of the lane, which the caller holds; never 0.
   uint32_t next_sequence(uint32_t lane) {
     uint32_t& sequence = lanes_[lane].sequence;
@@ -173,6 +195,7 @@ class Session {
 
   Config config_;
   std::unique_ptr<Channel> channel_;
+  bool spans_nodes_ = false;
   WorkAccount work_;
   std::atomic<uint32_t> lost_{0};
   struct LaneUse {

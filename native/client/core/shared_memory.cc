@@ -14,8 +14,8 @@ CUresult SharedMemory::map(Device& device, const wire::ShareKey& key, uint64_t b
   if (it == mappings_.end()) {
     const uint64_t at = device.memory.reserve(bytes, DeviceMemory::kSlab, 0);
     if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
-    const CUresult e =
-        session_.exchange(wire::kOpenShared, wire::OpenShared{key, at, bytes, device.index, flags});
+    const CUresult e = session_.ask(device, wire::kOpenShared,
+                                    wire::OpenShared{key, at, bytes, device.place.index, flags});
     if (e != CUDA_SUCCESS) {
       device.memory.release(at);
       return e;
@@ -35,8 +35,8 @@ CUresult SharedMemory::drop_use(Mappings::iterator mapping) {
   if (--mapping->second.uses) return CUDA_SUCCESS;
   mappings_.erase(mapping);
   m.device->memory.note_gone(m.address);
-  const CUresult e =
-      session_.post(wire::kCloseShared, wire::CloseShared{m.address, m.bytes, m.device->index, 0});
+  const CUresult e = session_.tell(*m.device, wire::kCloseShared,
+                                   wire::CloseShared{m.address, m.bytes, m.device->place.index, 0});
   // Whoever is given the addresses again comes behind this command.
   m.device->memory.release(m.address);
   return e;

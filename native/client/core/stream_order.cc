@@ -55,7 +55,8 @@ bool DeviceOrder::follow(Stream* later, Stream* earlier) {
 
 bool DeviceOrder::wait_idle() {
   const uint64_t upto = session_.work().issued(device_);
-  if (session_.exchange(wire::kDeviceIdle, wire::DeviceIdle{device_.index, 0}) != CUDA_SUCCESS)
+  if (session_.ask(device_, wire::kDeviceIdle, wire::DeviceIdle{device_.place.index, 0}) !=
+      CUDA_SUCCESS)
     return false;
   session_.work().note_done(device_, nullptr, upto);
   return true;

@@ -45,14 +45,13 @@ CUresult VirtualMemory::create(Device& device, uint64_t bytes,
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *made = {&device, bytes, properties, 1, 0, false, {}};
-  wire::AllocationCreate m{*id, bytes, device.index, 0};
+  wire::AllocationCreate m{*id, bytes, device.place.index, 0};
   if (properties.allocFlags.compressionType == CU_MEM_ALLOCATION_COMP_NONE)
-    return session_.post(wire::kAllocationCreate, m);
+    return session_.tell(device, wire::kAllocationCreate, m);
   // The driver may grant compression or not, and the application asks which.
   m.flags = wire::kCompressible;
   wire::AllocationReply reply{};
-  const CUresult e = session_.exchange(wire::kAllocationCreate, m, {},
-                                       {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  const CUresult e = session_.ask(device, wire::kAllocationCreate, m, &reply);
   made->properties.allocFlags.compressionType = static_cast<unsigned char>(reply.compression);
   if (e == CUDA_SUCCESS) return e;
   device.memory.refund(bytes);
@@ -83,8 +82,8 @@ CUresult VirtualMemory::export_to(uint64_t id, int* descriptor) {
       a->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_INVALID_VALUE;
   wire::SharedMemory shared{};
-  const CUresult e = session_.exchange(wire::kShareAllocation, wire::AllocationId{id}, {},
-                                       {reinterpret_cast<std::byte*>(&shared), sizeof shared});
+  const CUresult e =
+      session_.ask(*a->device, wire::kShareAllocation, wire::AllocationId{id}, &shared);
   if (e != CUDA_SUCCESS) return e;
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
@@ -141,7 +140,8 @@ CUresult VirtualMemory::end_if_unused(uint64_t id, Allocation& allocation) {
 
 CUresult VirtualMemory::finish(uint64_t id, Allocation& allocation) {
   allocations_.retire(id);
-  const CUresult e = session_.post(wire::kAllocationDestroy, wire::AllocationId{id});
+  const CUresult e =
+      session_.tell(*allocation.device, wire::kAllocationDestroy, wire::AllocationId{id});
   // Whoever is given the credit again comes behind this command.
   if (!allocation.foreign) allocation.device->memory.refund(allocation.bytes);
   allocations_.recycle(id);
@@ -171,13 +171,15 @@ CUresult VirtualMemory::map(uint64_t address, uint64_t bytes, uint64_t id) {
   // A handle that was given back names nothing, though mappings may keep its memory alive.
   if (!a || !a->handles || bytes != a->bytes || !reservation_of(address, bytes))
     return CUDA_ERROR_INVALID_VALUE;
+  if (reservation_of(address, bytes)->home->place.node != a->device->place.node)
+    return CUDA_ERROR_NOT_SUPPORTED;  // each node has the addresses of its own vGPUs
   const auto next = mappings_.lower_bound(address);
   if (next != mappings_.end() && next->first - address < bytes) return CUDA_ERROR_INVALID_VALUE;
   if (next != mappings_.begin() && address - std::prev(next)->first < std::prev(next)->second.bytes)
     return CUDA_ERROR_INVALID_VALUE;
   mappings_[address] = {bytes, id, a->device, {}};
   ++a->mappings;
-  return session_.post(wire::kAllocationMap, wire::AllocationMap{id, address, bytes});
+  return session_.tell(*a->device, wire::kAllocationMap, wire::AllocationMap{id, address, bytes});
 }
 
 std::pair<VirtualMemory::Mappings::iterator, VirtualMemory::Mappings::iterator>
@@ -205,7 +207,8 @@ CUresult VirtualMemory::unmap(uint64_t address, uint64_t bytes) {
   for (auto it = first; it != last; ++it) {
     const auto& [at, mapping] = *it;
     reservation_of(at, mapping.bytes)->home->memory.note_gone(at);
-    status = session_.post(wire::kAllocationUnmap, wire::AllocationUnmap{at, mapping.bytes});
+    status = session_.tell(*mapping.device, wire::kAllocationUnmap,
+                           wire::AllocationUnmap{at, mapping.bytes});
     Allocation* a = allocations_.find(mapping.allocation);
     --a->mappings;
     if (status == CUDA_SUCCESS) status = end_if_unused(mapping.allocation, *a);
@@ -230,11 +233,12 @@ CUresult VirtualMemory::set_access(uint64_t address, uint64_t bytes, const Devic
     for (const auto& [index, flags] : mapping.access)
       if (index != device.index && same_gpu(*session_.devices()[index], device))
         granted = std::max(granted, flags);
-    const wire::AllocationAccess a{at, mapping.bytes, device.index, static_cast<uint32_t>(granted)};
+    const wire::AllocationAccess a{at, mapping.bytes, device.place.index,
+                                   static_cast<uint32_t>(granted)};
     // The driver takes the one for granted and may refuse the others.
     const bool usual = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && mapping.device == &device;
-    const CUresult e = usual ? session_.post(wire::kAllocationAccess, a)
-                             : session_.exchange(wire::kAllocationAccess, a);
+    const CUresult e = usual ? session_.tell(device, wire::kAllocationAccess, a)
+                             : session_.ask(device, wire::kAllocationAccess, a);
     if (e != CUDA_SUCCESS) return e;
     mapping.access.erase(device.index);
     if (access != CU_MEM_ACCESS_FLAGS_PROT_NONE) mapping.access[device.index] = access;

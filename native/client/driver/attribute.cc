@@ -30,7 +30,8 @@ CUresult check_window(Session* s, const Device& d, CUaccessPolicyWindow* w) {
   if (w->num_bytes > static_cast<size_t>(std::max(0, most)) ||
       !(w->hitRatio >= 0.0f && w->hitRatio <= 1.0f) ||
       static_cast<uint32_t>(w->hitProp) > CU_ACCESS_PROPERTY_PERSISTING ||
-      static_cast<uint32_t>(w->missProp) > CU_ACCESS_PROPERTY_STREAMING || !is_backed(s, base, 1))
+      static_cast<uint32_t>(w->missProp) > CU_ACCESS_PROPERTY_STREAMING ||
+      !is_backed(s, base, 1, &d))
     return CUDA_ERROR_INVALID_VALUE;
   if (is_backed(s, base, w->num_bytes)) return CUDA_SUCCESS;
   AddressRange range;

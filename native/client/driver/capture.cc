@@ -192,7 +192,7 @@ CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned int count,
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
   std::vector<wire::MemOp> packed;
-  if (flags != 0 || !pack_operations(s, operations, count, &packed))
+  if (flags != 0 || !pack_operations(s, operations, count, &packed, stream->device))
     return CUDA_ERROR_INVALID_VALUE;
   return s->post(wire::kStreamMemOps, wire::StreamMemOps{stream->wire_id, count, 0},
                  std::as_bytes(std::span(packed)), stream, context_of(stream->device));

@@ -20,7 +20,7 @@ CUcontext as_context(uint64_t id) { return reinterpret_cast<CUcontext>(id); }
 uint64_t as_id(CUcontext c) { return reinterpret_cast<uint64_t>(c); }
 
 CUresult device_of(CUdevice ordinal, Session** s, Device** device) {
-  if (const CUresult e = enter(s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_choice(s); e != CUDA_SUCCESS) return e;
   auto& all = (*s)->devices();
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= all.size()) return CUDA_ERROR_INVALID_DEVICE;
   *device = all[static_cast<size_t>(ordinal)].get();
@@ -32,7 +32,8 @@ constexpr unsigned kFlagMask = 0xff;
 CUresult synchronize(Session* s, Device* d) {
   if (const CUresult e = s->captures.wait(d); e != CUDA_SUCCESS) return e;
   const uint64_t upto = s->work().issued(*d);
-  const CUresult e = s->exchange(sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->index, 0});
+  const CUresult e =
+      s->ask(*d, sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->place.index, 0});
   if (e != CUDA_SUCCESS) return e;
   s->work().note_done(*d, nullptr, upto);
   s->after_synchronisation(*d);
@@ -157,7 +158,7 @@ CUresult cuCtxDetach(CUcontext context) {
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_choice(&s); e != CUDA_SUCCESS) return e;
   if (!s->contexts.find(context)) return CUDA_ERROR_INVALID_CONTEXT;
   ThreadState& t = thread_state();
   if (t.depth == ThreadState::kDepth) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -167,7 +168,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
 
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_choice(&s); e != CUDA_SUCCESS) return e;
   ThreadState& t = thread_state();
   if (t.depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
   --t.depth;
@@ -177,7 +178,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
 
 CUresult cuCtxSetCurrent(CUcontext context) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_choice(&s); e != CUDA_SUCCESS) return e;
   ThreadState& t = thread_state();
   if (!context) {
     if (t.depth) --t.depth;

@@ -50,7 +50,8 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
                           uint64_t from_pitch, Rect r, uint64_t limit) {
   std::vector<std::byte> packed;
   const bool whole = r.rows == 1 || from_pitch == r.width;
-  const bool lent = whole && s->channel().begin_lending(r.width * r.rows);
+  Channel& channel = s->channel().towards(stream->device->index);
+  const bool lent = whole && channel.begin_lending(r.width * r.rows);
   const CUresult e = for_pieces(r, limit, [&](uint64_t row, uint64_t column, Rect piece) {
     const std::byte* at = from + row * from_pitch + column;
     if (piece.rows > 1 && from_pitch != piece.width) {
@@ -62,7 +63,7 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
     return post_to_device(s, stream, c, there, {at, piece.width * piece.rows});
   });
-  if (lent && !s->channel().settle() && e == CUDA_SUCCESS) return s->lose();
+  if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(context_of(stream));
   return e;
 }
 

@@ -145,14 +145,15 @@ CUresult cuEventQuery(CUevent handle) {
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
-  if (event->shared) return s->exchange(wire::kSharedEventQuery, wire::EventId{as_id(handle)});
+  if (event->shared)
+    return s->ask(*event->device, wire::kSharedEventQuery, wire::EventId{as_id(handle)});
   if (event->value == 0) return CUDA_SUCCESS;
   if (event->mark != wire::kNoMark) {
     if (!s->marks().reached(event->mark, event->value)) return not_ready(s);
     learn_done(s, *event);
     return CUDA_SUCCESS;
   }
-  return s->exchange(wire::kEventQuery, wire::EventId{as_id(handle)});
+  return s->ask(*event->device, wire::kEventQuery, wire::EventId{as_id(handle)});
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
@@ -164,9 +165,9 @@ CUresult cuEventSynchronize(CUevent handle) {
     return s->exchange(wire::kSharedEventSynchronize, wire::EventId{as_id(handle)}, {}, {}, nullptr,
                        nullptr, event->device->index + 1);
   if (event->value == 0) return CUDA_SUCCESS;
-  const CUresult e = event->mark != wire::kNoMark
-                         ? wait_mark(s, event->mark, event->value)
-                         : s->exchange(wire::kEventSynchronize, wire::EventId{as_id(handle)});
+  const CUresult e = event->mark != wire::kNoMark ? wait_mark(s, event->mark, event->value)
+                                                  : s->ask(*event->device, wire::kEventSynchronize,
+                                                           wire::EventId{as_id(handle)});
   if (e != CUDA_SUCCESS) return e;
   if (!event->in_graph) learn_done(s, *event);
   s->after_synchronisation(*event->device);
@@ -182,11 +183,12 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) 
   if (a->captured || b->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (a->value == 0 || b->value == 0 || (a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)
     return CUDA_ERROR_INVALID_HANDLE;
+  if (a->device->place.node != b->device->place.node) return CUDA_ERROR_INVALID_HANDLE;
   if (cuEventQuery(start) == CUDA_ERROR_NOT_READY || cuEventQuery(end) == CUDA_ERROR_NOT_READY)
     return CUDA_ERROR_NOT_READY;
   wire::ElapsedReply reply{};
-  const CUresult e = s->exchange(wire::kEventElapsed, wire::EventElapsed{as_id(start), as_id(end)},
-                                 {}, {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  const CUresult e =
+      s->ask(*a->device, wire::kEventElapsed, wire::EventElapsed{as_id(start), as_id(end)}, &reply);
   if (e == CUDA_SUCCESS) *milliseconds = reply.milliseconds;
   return e;
 }

@@ -191,6 +191,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
   GraphExec* exec = s->graph_execs.find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (exec->device->place.node != stream->device->place.node) return CUDA_ERROR_INVALID_VALUE;
   const bool host_side = !exec->host.calls.empty();
   if (stream->capture && (host_side || upload))
     return refuse_in_graph(s, stream, "the launch of a graph that calls host functions");
@@ -379,7 +380,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   const uint32_t context = context_of(exec->device);
   // Runs under way still use what user objects stand for.
   if (!exec->host.objects.empty() && !s->work().idle(*exec->device))
-    s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
+    s->ask(*exec->device, wire::kDeviceIdle, wire::DeviceIdle{exec->device->place.index, 0});
   leave_host_side(exec);
   exec->instance.reset();
   exec->memory.reset();
@@ -410,7 +411,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec_handle, CUgraph handle,
   GraphExec* exec = s->graph_execs.find(exec_handle);
   if (!exec || !info || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   *info = {};
-  if (!memory_fits(*graph, *exec)) {
+  if (graph->device->place.node != exec->device->place.node || !memory_fits(*graph, *exec)) {
     info->result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }

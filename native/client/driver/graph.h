@@ -34,9 +34,9 @@ void drop_graph(Session* s, uint64_t id);
 // Edges as the wire has them. False: a handle that is no node of this graph.
 bool pack_nodes(Session* s, uint64_t graph_id, const CUgraphNode* from, const CUgraphNode* to,
                 const CUgraphEdgeData* data, size_t count, std::vector<wire::GraphEdge>* edges);
-// Stream memory operations as the wire has them. False: CUDA would refuse them.
+// Stream memory operations of a device as the wire has them. False: CUDA would refuse them.
 bool pack_operations(Session* s, const CUstreamBatchMemOpParams* operations, size_t count,
-                     std::vector<wire::MemOp>* packed);
+                     std::vector<wire::MemOp>* packed, const Device* user);
 inline std::span<const std::byte> bytes_of(const std::vector<wire::GraphEdge>& edges) {
   return std::as_bytes(std::span(edges));
 }

@@ -142,9 +142,9 @@ struct End {
 };
 
 // One end of a copy. CUDA_ERROR_NOT_SUPPORTED: an array.
-CUresult pack_end(Session* s, CUmemorytype type, const void* host, CUdeviceptr device, uint64_t x,
-                  uint64_t y, uint64_t z, uint64_t pitch, uint64_t height, const Box& box,
-                  End* end) {
+CUresult pack_end(Session* s, const Device* user, CUmemorytype type, const void* host,
+                  CUdeviceptr device, uint64_t x, uint64_t y, uint64_t z, uint64_t pitch,
+                  uint64_t height, const Box& box, End* end) {
   if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
   pitch = pitch ? pitch : box.width;
   height = height ? height : box.rows;
@@ -159,7 +159,7 @@ CUresult pack_end(Session* s, CUmemorytype type, const void* host, CUdeviceptr d
       __builtin_add_overflow(slices, rows, &span) || __builtin_add_overflow(span, box.width, &span))
     return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEMORYTYPE_HOST && is_device_address(s, address))
-    return is_backed(s, address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return is_backed(s, address, span, user) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // By unified addressing pinned memory is the device's too.
   end->pinned = s->host_memory().in_arena(reinterpret_cast<void*>(address), span);
   if (type == CU_MEMORYTYPE_DEVICE && !end->pinned && !s->host_memory().is_unmapped(address, span))
@@ -248,12 +248,12 @@ CUresult pack_copy(Session* s, Device* device, const CUDA_MEMCPY3D& c, const Hos
       __builtin_mul_overflow(rows, box.depth, &bytes))
     return CUDA_ERROR_INVALID_VALUE;
   End to, from;
-  if (const CUresult e = pack_end(s, c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY,
-                                  c.dstZ, c.dstPitch, c.dstHeight, box, &to);
+  if (const CUresult e = pack_end(s, device, c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes,
+                                  c.dstY, c.dstZ, c.dstPitch, c.dstHeight, box, &to);
       e != CUDA_SUCCESS)
     return e;
-  if (const CUresult e = pack_end(s, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY,
-                                  c.srcZ, c.srcPitch, c.srcHeight, box, &from);
+  if (const CUresult e = pack_end(s, device, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes,
+                                  c.srcY, c.srcZ, c.srcPitch, c.srcHeight, box, &from);
       e != CUDA_SUCCESS)
     return e;
   using enum HostCall::Kind;

@@ -62,7 +62,7 @@ CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
   if ((element != 1 && element != 2 && element != 4) || !m.width || !m.height || m.dst % element ||
       __builtin_mul_overflow(m.width, uint64_t{element}, &row) ||
       (m.height > 1 && (m.pitch < row || __builtin_mul_overflow(m.pitch, m.height - 1, &rows))) ||
-      !is_backed(s, m.dst, rows + row))
+      !is_backed(s, m.dst, rows + row, p->device))
     return CUDA_ERROR_INVALID_VALUE;
   p->put(wire::FillNode{m.dst, m.pitch, m.width, m.height, element, m.value});
   return CUDA_SUCCESS;
@@ -72,6 +72,7 @@ CUresult pack_event(Session* s, CUevent handle, bool record, Packed* p) {
   Event* event = s->events.find(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->shared) return CUDA_ERROR_NOT_SUPPORTED;  // the driver does not know it
+  if (event->device->place.node != p->device->place.node) return CUDA_ERROR_NOT_SUPPORTED;
   if (record) leave_to_driver(s, event);
   p->put(wire::EventNode{reinterpret_cast<uint64_t>(handle)});
   return CUDA_SUCCESS;
@@ -115,6 +116,7 @@ CUresult pack_child(Session* s, CUgraph handle, Graph* into, Packed* p) {
   Graph* child = s->graphs.find(handle);
   if (!child || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   if (stands_alone(*child)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (child->device->place.node != into->device->place.node) return CUDA_ERROR_NOT_SUPPORTED;
   if (child->parent && !root_of(s, child)->host.calls.empty()) {
     note_refused("a part of a graph that calls host functions, as a child,");
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -134,8 +136,8 @@ CUresult pack_child(Session* s, CUgraph handle, Graph* into, Packed* p) {
   return CUDA_SUCCESS;
 }
 
-CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCall* now, bool fixed,
-              Packed* p) {
+CUresult pack_kind(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCall* now,
+                   bool fixed, Packed* p) {
   p->type = static_cast<uint32_t>(n.type);
   p->device = graph->device;
   if (graph->body && n.type > CU_GRAPH_NODE_TYPE_MEMSET && n.type != CU_GRAPH_NODE_TYPE_GRAPH &&
@@ -160,7 +162,8 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCa
       return pack_event(s, n.eventWait.event, false, p);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
       std::vector<wire::MemOp> operations;
-      if (n.memOp.flags || !pack_operations(s, n.memOp.paramArray, n.memOp.count, &operations))
+      if (n.memOp.flags ||
+          !pack_operations(s, n.memOp.paramArray, n.memOp.count, &operations, p->device))
         return CUDA_ERROR_INVALID_VALUE;
       put_operations(operations, p);
       return CUDA_SUCCESS;
@@ -173,6 +176,15 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCa
       note_refused("a semaphore node");
       return CUDA_ERROR_NOT_SUPPORTED;
   }
+}
+
+// A graph is one node's, whichever of its GPUs its parts run on.
+CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCall* now, bool fixed,
+              Packed* p) {
+  const CUresult e = pack_kind(s, n, graph, now, fixed, p);
+  if (e != CUDA_SUCCESS || p->device->place.node == graph->device->place.node) return e;
+  note_refused("a part that runs on another node than the rest of its graph");
+  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 void pad(std::vector<std::byte>* body) { body->resize(wire::round_up(body->size(), 8)); }
@@ -263,7 +275,8 @@ CUresult sluice::client::device_of_context(Session* s, CUcontext handle, Device*
 }
 
 bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams* operations,
-                                     size_t count, std::vector<wire::MemOp>* packed) {
+                                     size_t count, std::vector<wire::MemOp>* packed,
+                                     const Device* user) {
   if (!operations || count == 0 || count > wire::kMaxMemOps) return false;
   for (size_t i = 0; i < count; ++i) {
     const auto& from = operations[i];
@@ -291,7 +304,7 @@ bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams*
       default:
         return false;
     }
-    if (bytes && (op.address % bytes || !is_backed(s, op.address, bytes))) return false;
+    if (bytes && (op.address % bytes || !is_backed(s, op.address, bytes, user))) return false;
     packed->push_back(op);
   }
   return true;

@@ -30,6 +30,7 @@ struct Pending {
 
   // The words are the worker's, and it tells.
   bool remote() const { return words && !words->ready; }
+  std::pair<uint32_t, uint64_t> told_as() const { return {device->place.node, words->address}; }
   bool ready() const {
     if (!words && ready_mark == wire::kNoMark) return true;
     return words ? words->ready->load(std::memory_order_acquire) != 0
@@ -39,7 +40,7 @@ struct Pending {
     if (words && words->ready) words->ready->store(0, std::memory_order_relaxed);
     run(status);
     if (remote())
-      s->post(wire::kSignalDone, wire::SignalDone{words->address});
+      s->tell(*device, wire::kSignalDone, wire::SignalDone{words->address});
     else if (words)
       words->done->store(1, std::memory_order_release);
     else if (done_mark != wire::kNoMark)
@@ -87,17 +88,21 @@ class Runner {
       wanted_.wait(lock, [this] { return !pending_.empty(); });
       auto it = pending_.begin();
       CUresult status = CUDA_SUCCESS;
-      Session* remote = nullptr;
+      const Pending* remote = nullptr;
       for (; it != pending_.end(); ++it) {
-        if (it->remote() ? told_.erase(it->words->address) != 0 : it->ready()) break;
+        if (it->remote() ? told_.erase(it->told_as()) != 0 : it->ready()) break;
         if ((status = it->s->sticky()) != CUDA_SUCCESS) break;
-        if (it->remote()) remote = it->s;
+        if (it->remote() && (!remote || it->device->place.node > asked_last_)) remote = &*it;
       }
       if (it == pending_.end() && remote) {
+        // Of several nodes one after the other.
+        asked_last_ = remote->device->place.node;
+        Session* const session = remote->s;
+        const Device& device = *remote->device;
         lock.unlock();
-        const std::vector<uint64_t> told = ask(remote);
+        const std::vector<uint64_t> told = ask(session, device);
         lock.lock();
-        told_.insert(told.begin(), told.end());
+        for (const uint64_t address : told) told_.emplace(device.place.node, address);
         continue;
       }
       if (it == pending_.end()) {
@@ -118,11 +123,12 @@ class Runner {
   }
 
   // Waits a while in the worker for words of its own that runs of graphs have made ready.
-  static std::vector<uint64_t> ask(Session* s) {
+  static std::vector<uint64_t> ask(Session* s, const Device& device) {
     std::vector<uint64_t> told(256);
     size_t got = 0;
-    const CUresult e = s->exchange(wire::kSignalWait, wire::SignalWait{kWaitMilliseconds}, {},
-                                   std::as_writable_bytes(std::span(told)), &got);
+    const CUresult e =
+        s->exchange(wire::kSignalWait, wire::SignalWait{kWaitMilliseconds}, {},
+                    std::as_writable_bytes(std::span(told)), &got, nullptr, device.index + 1);
     told.resize(e == CUDA_SUCCESS ? std::min(got / sizeof(uint64_t), told.size()) : 0);
     return told;
   }
@@ -131,7 +137,8 @@ class Runner {
   std::mutex mutex_;
   std::condition_variable wanted_;
   std::deque<Pending> pending_;
-  std::set<uint64_t> told_;  // ready, and the run not yet begun
+  std::set<std::pair<uint32_t, uint64_t>> told_;  // ready, and the run not yet begun
+  uint32_t asked_last_ = 0;
   bool started_ = false;
 };
 

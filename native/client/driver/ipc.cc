@@ -7,6 +7,7 @@
 #include "client/core/device_memory.h"
 #include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/driver/across_nodes.h"
 #include "client/driver/transfer.h"
 #include "client/driver/wait.h"
 #include "client/objects/device.h"
@@ -49,6 +50,12 @@ bool makes_sense(const MemoryTicket& t, const Device& d) {
          t.offset < t.mapped_bytes && t.bytes <= t.mapped_bytes - t.offset;
 }
 
+// Handles are good among the processes of one node: a session of several has no one place for them.
+CUresult enter_sharing(Session** s, Device** d) {
+  if (const CUresult e = enter(s, d); e != CUDA_SUCCESS) return e;
+  return can_share(*s) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 }  // namespace
 
 extern "C" {
@@ -56,12 +63,12 @@ extern "C" {
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
   Session* s;
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   AddressRange range;
   if (!handle || !find_range(s, pointer, &range) || !range.plain) return CUDA_ERROR_INVALID_VALUE;
   wire::SharedMemory shared{};
   const CUresult e =
-      s->exchange(wire::kShareMemory, wire::ShareMemory{range.start}, {}, sink(&shared));
+      s->ask(*range.device, wire::kShareMemory, wire::ShareMemory{range.start}, &shared);
   if (e != CUDA_SUCCESS) return e;
   MemoryTicket ticket;
   ticket.key = shared.key;
@@ -75,7 +82,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int flags) {
   Session* s;
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   const auto ticket = unseal<MemoryTicket>(handle);
   if (!pointer || flags & ~unsigned{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS} || !makes_sense(ticket, *d))
     return CUDA_ERROR_INVALID_VALUE;
@@ -88,7 +95,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsi
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
   Session* s;
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   Device* owner = s->shared_memory.device_of(pointer);
   if (!owner) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_unused(s, owner); e != CUDA_SUCCESS) return e;
@@ -98,13 +105,13 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
 CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
   Session* s;
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   const Event* found = s->events.find(event);
   if (!found || !found->shared) return CUDA_ERROR_INVALID_HANDLE;
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   EventTicket ticket;
-  const CUresult e = s->exchange(
-      wire::kShareEvent, wire::EventId{reinterpret_cast<uint64_t>(event)}, {}, sink(&ticket.event));
+  const CUresult e = s->ask(*found->device, wire::kShareEvent,
+                            wire::EventId{reinterpret_cast<uint64_t>(event)}, &ticket.event);
   if (e == CUDA_SUCCESS) seal(ticket, handle);
   return e;
 }
@@ -112,7 +119,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
 CUresult cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
   Session* s;
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   const auto ticket = unseal<EventTicket>(handle);
   if (!event || ticket.magic != EventTicket::kMagic) return CUDA_ERROR_INVALID_VALUE;
   uint64_t id;

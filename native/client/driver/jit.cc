@@ -53,7 +53,7 @@ JitOptions::JitOptions(unsigned count, const CUjit_option* options, void** value
   }
 }
 
-CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob) {
+CUresult upload(Session* s, const Device& to, const void* image, size_t bytes, uint64_t* blob) {
   static std::atomic<uint64_t> made{0};
   *blob = ++made;
   const size_t piece = s->channel().inline_limit();
@@ -61,7 +61,7 @@ CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob) {
     const size_t n = std::min(piece, bytes - at);
     const wire::Upload u{*blob, bytes, at, n};
     const auto* from = static_cast<const std::byte*>(image) + at;
-    if (const CUresult e = s->post(wire::kUpload, u, {from, n}); e != CUDA_SUCCESS) return e;
+    if (const CUresult e = s->tell(to, wire::kUpload, u, {from, n}); e != CUDA_SUCCESS) return e;
   }
   return CUDA_SUCCESS;
 }

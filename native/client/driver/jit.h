@@ -14,6 +14,7 @@
 namespace sluice::client {
 
 class Session;
+struct Device;
 
 // The options that are numbers go along; the log buffers are filled here.
 struct JitOptions {
@@ -25,6 +26,6 @@ struct JitOptions {
 };
 
 // Sends an image ahead of the command that will name it.
-CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob);
+CUresult upload(Session* s, const Device& to, const void* image, size_t bytes, uint64_t* blob);
 
 }  // namespace sluice::client

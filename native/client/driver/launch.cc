@@ -56,9 +56,9 @@ CUresult want_local_memory(Session* s, Device& d, const Function& f) {
   uint64_t had = d.thread_bytes.load(std::memory_order_relaxed);
   if (wanted <= had) return CUDA_SUCCESS;
   if (wanted > wire::kMaxThreadBytes) return CUDA_ERROR_INVALID_VALUE;
-  const wire::LocalMemory m{d.index, 0, wanted};
-  CUresult e = s->exchange(wire::kLocalMemory, m);
-  if (e == CUDA_ERROR_OUT_OF_MEMORY && d.make_room(true)) e = s->exchange(wire::kLocalMemory, m);
+  const wire::LocalMemory m{d.place.index, 0, wanted};
+  CUresult e = s->ask(d, wire::kLocalMemory, m);
+  if (e == CUDA_ERROR_OUT_OF_MEMORY && d.make_room(true)) e = s->ask(d, wire::kLocalMemory, m);
   if (e != CUDA_SUCCESS) return e;
   while (had < wanted && !d.thread_bytes.compare_exchange_weak(had, wanted)) {
   }

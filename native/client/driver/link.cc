@@ -42,9 +42,9 @@ CUresult fetch(Session* s, Link* link, uint64_t id, uint64_t bytes) {
   for (uint64_t at = 0; at < bytes; at += wire::kLinkPiece) {
     const wire::LinkRead r{id, at, std::min(wire::kLinkPiece, bytes - at)};
     size_t got = 0;
-    const CUresult e =
-        s->exchange(wire::kLinkRead, r, {},
-                    std::as_writable_bytes(std::span(link->image)).subspan(at, r.bytes), &got);
+    const CUresult e = s->exchange(
+        wire::kLinkRead, r, {}, std::as_writable_bytes(std::span(link->image)).subspan(at, r.bytes),
+        &got, nullptr, link->device->index + 1);
     if (e != CUDA_SUCCESS) return e;
     if (got != r.bytes) return CUDA_ERROR_UNKNOWN;
   }
@@ -102,7 +102,8 @@ CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, si
   std::vector<std::byte> tail(jit.bytes().begin(), jit.bytes().end());
   const auto* at = reinterpret_cast<const std::byte*>(name);
   tail.insert(tail.end(), at, at + add.name_bytes);
-  if (const CUresult e = upload(s, data, bytes, &add.blob); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = upload(s, *link->device, data, bytes, &add.blob); e != CUDA_SUCCESS)
+    return e;
   return ask(s, *link, wire::kLinkAdd, add, tail);
 }
 
@@ -143,8 +144,9 @@ CUresult cuLinkDestroy(CUlinkState state) {
   const CUresult e = find_link(state, &s, &link);
   if (e != CUDA_SUCCESS && e != CUDA_ERROR_INVALID_CONTEXT) return e;
   const auto id = reinterpret_cast<uint64_t>(state);
+  const Device& device = *link->device;
   if (!s->links.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
-  const CUresult told = s->post(wire::kLinkEnd, wire::LinkId{id});
+  const CUresult told = s->tell(device, wire::kLinkEnd, wire::LinkId{id});
   s->links.recycle(id);
   return told;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/core/addresses.h"
+#include "client/driver/across_nodes.h"
 #include "client/driver/array.h"
 #include "client/driver/graph.h"
 #include "client/driver/wait.h"
@@ -80,6 +81,11 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
       return CUDA_ERROR_INVALID_VALUE;
     end->side = Side::kHost;
   }
+  if (c.s->spans_nodes())
+    if (const auto done =
+            copy_across_nodes(c.s, c.stream, to.address, to_pitch, to.side == Side::kDevice,
+                              from.address, from_pitch, from.side == Side::kDevice, r))
+      return *done;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r,
                           wait && (must_wait(c.s, to.address) || must_wait(c.s, from.address)));
@@ -229,9 +235,14 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
     if (!c.s->host_memory().is_unmapped(address, span(pitch, r))) return CUDA_ERROR_INVALID_VALUE;
     return fill_host(c, address, pitch, r, element, value);
   }
-  note_use(c.s, c.stream, address);
-  const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
-  const CUresult e = c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
+  Stream* at = c.stream;
+  if (c.s->spans_nodes())
+    if (const CUresult e = stream_for_memory(c.s, c.stream, address, &at); e != CUDA_SUCCESS)
+      return e;
+  note_use(c.s, at, address);
+  const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};
+  const CUresult e = c.s->post(wire::kFillDevice, f, {}, at, at->device->index + 1);
+  if (e == CUDA_SUCCESS && at != c.stream) return synchronize_stream(c.s, at);
   if (e != CUDA_SUCCESS || !wait || !(in_arena(c, address) || must_wait(c.s, address))) return e;
   // Only where host memory is filled does CUDA wait, unless it was told to.
   return synchronize_stream(c.s, c.stream);

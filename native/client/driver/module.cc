@@ -68,7 +68,7 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
   }
   if (e == CUDA_ERROR_NOT_FOUND && got == 0) {
     uint64_t blob;
-    if (e = upload(s, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
+    if (e = upload(s, *d, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
     const wire::CodeLoad c{id, blob, kind, options_sent};
     e = s->exchange(wire::kCodeLoad, c, pairs, reply, &got, nullptr, d->index + 1);
   }
@@ -86,6 +86,7 @@ CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_
     std::lock_guard lock(g_mutex);
     Code* code = codes.find(code_id);
     if (!code) return CUDA_ERROR_INVALID_HANDLE;
+    if (code->device && code->device->place.node != d->place.node) d = code->device;
     for (const auto& f : code->functions) {
       if (f.name != name) continue;
       *handle = f.handle;
@@ -98,8 +99,15 @@ CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_
   const wire::FunctionGet g{id, code_id, kind, static_cast<uint32_t>(std::strlen(name))};
   std::vector<std::byte> reply(s->marks() ? sluice::channel::kLaneBytes : 64 << 10);
   size_t got = 0;
-  CUresult e = s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), reply, &got,
-                           nullptr, d->index + 1);
+  // A kernel is every node's; what is known of it, the first one says.
+  const auto ask = [&](const Device& at, std::span<std::byte> sink, size_t* bytes) {
+    return s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), sink, bytes, nullptr,
+                       at.index + 1);
+  };
+  const bool everywhere = kind == wire::CodeKind::kLibrary && s->spans_nodes();
+  const auto nodes = everywhere ? s->one_of_each_node() : std::vector<Device*>();
+  CUresult e = ask(nodes.empty() ? *d : *nodes[0], reply, &got);
+  for (size_t i = 1; i < nodes.size() && e == CUDA_SUCCESS; ++i) e = ask(*nodes[i], {}, nullptr);
   if (e == CUDA_SUCCESS) {
     std::memcpy(&f->record, reply.data(), sizeof f->record);
     const size_t pairs = f->record.param_count;
@@ -131,8 +139,9 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
     std::lock_guard lock(g_mutex);
     Code* code = codes.find(code_id);
     if (!code) return CUDA_ERROR_INVALID_HANDLE;
+    if (code->device && code->device->place.node != d->place.node) d = code->device;
     for (const auto& g : code->globals) {
-      if (g.name != name) continue;
+      if (g.name != name || g.node != d->place.node) continue;
       if (address) *address = g.address;
       if (bytes) *bytes = g.bytes;
       return CUDA_SUCCESS;
@@ -148,13 +157,14 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
   if (address) *address = reply.address;
   if (bytes) *bytes = reply.bytes;
   std::lock_guard lock(g_mutex);
-  if (Code* code = codes.find(code_id)) code->globals.push_back({name, reply.address, reply.bytes});
+  if (Code* code = codes.find(code_id))
+    code->globals.push_back({name, reply.address, reply.bytes, d->place.node});
   return CUDA_SUCCESS;
 }
 
 namespace {
 
-CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
+CUresult unload(Session* s, wire::CodeKind kind, uint64_t id, const std::vector<Device*>& from) {
   auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
   auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
   std::vector<Code::Named> functions;
@@ -166,8 +176,11 @@ CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
   }
   s->module_globals.drop_of(id);
   for (const auto& f : functions) table.retire(f.handle);
-  const CUresult e =
-      s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);
+  CUresult e = CUDA_SUCCESS;
+  for (const Device* d : from)
+    if (const CUresult told = s->tell(*d, wire::kCodeUnload, wire::CodeUnload{id, kind, 0});
+        told != CUDA_SUCCESS)
+      e = told;
   for (const auto& f : functions) table.recycle(f.handle);
   codes.recycle(id);
   return e;
@@ -227,7 +240,9 @@ CUresult cuModuleUnload(CUmodule module) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  return unload(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module));
+  const auto id = reinterpret_cast<uint64_t>(module);
+  const Code* code = s->modules.find(id);
+  return unload(s, wire::CodeKind::kModule, id, {code && code->device ? code->device : d});
 }
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
@@ -265,14 +280,18 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* o
     if (library_options[i] != CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_NOT_SUPPORTED;
   uint64_t id;
   if (!s->libraries.create(&id)) return CUDA_ERROR_OUT_OF_MEMORY;
-  // A library belongs to no context; the worker loads it under the first device's.
-  const CUresult e =
-      load(s, s->devices()[0].get(), wire::CodeKind::kLibrary, id, code, count, options, values);
-  if (e == CUDA_SUCCESS)
-    *library = reinterpret_cast<CUlibrary>(id);
-  else
-    s->libraries.destroy(id);
-  return e;
+  // A library belongs to no context; each node's worker loads it under its first device's.
+  std::vector<Device*> have;
+  for (Device* d : s->one_of_each_node()) {
+    const CUresult e = load(s, d, wire::CodeKind::kLibrary, id, code, count, options, values);
+    if (e != CUDA_SUCCESS) {
+      unload(s, wire::CodeKind::kLibrary, id, have);
+      return e;
+    }
+    have.push_back(d);
+  }
+  *library = reinterpret_cast<CUlibrary>(id);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options,
@@ -288,8 +307,8 @@ CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_optio
 CUresult cuLibraryUnload(CUlibrary library) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  return unload(s, s->devices()[0].get(), wire::CodeKind::kLibrary,
-                reinterpret_cast<uint64_t>(library));
+  return unload(s, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library),
+                s->one_of_each_node());
 }
 
 CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {

@@ -97,7 +97,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
   if (p->pool_users.load() >> d->index & 1) return CUDA_SUCCESS;
   // What still runs here was given its work while it had access.
   if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
-  return s->exchange(wire::kPeerAccess, wire::PeerAccess{d->index, p->index, 0, 0});
+  return s->ask(*d, wire::kPeerAccess, wire::PeerAccess{d->place.index, p->place.index, 0, 0});
 }
 
 }  // extern "C"
@@ -106,7 +106,8 @@ namespace sluice::client {
 
 CUresult use_memory_of(Session* s, Device* user, Device* owner) {
   owner->users.fetch_or(1ull << user->index);
-  return s->exchange(wire::kPeerAccess, wire::PeerAccess{user->index, owner->index, 1, 0});
+  return s->ask(*user, wire::kPeerAccess,
+                wire::PeerAccess{user->place.index, owner->place.index, 1, 0});
 }
 
 }  // namespace sluice::client

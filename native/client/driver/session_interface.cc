@@ -37,8 +37,8 @@ bool figures_of(uint32_t index, sluice::wire::GpuFigures* figures) {
   }
   *figures = {};
   const CUresult e =
-      Session::get()->exchange(sluice::wire::kGpuFigures, sluice::wire::GpuFiguresAsk{index, 0}, {},
-                               std::as_writable_bytes(std::span(figures, 1)));
+      Session::get()->ask(device_at(index), sluice::wire::kGpuFigures,
+                          sluice::wire::GpuFiguresAsk{device_at(index).place.index, 0}, figures);
   if (e != CUDA_SUCCESS) return false;
   std::lock_guard lock(*mutex);
   (*kept)[index] = {Clock::now(), *figures};

@@ -8,6 +8,7 @@
 #include "client/core/enter.h"
 #include "client/core/imported_pool.h"
 #include "client/core/session.h"
+#include "client/driver/across_nodes.h"
 #include "client/driver/transfer.h"
 #include "client/objects/device.h"
 #include "client/objects/pool.h"
@@ -22,6 +23,7 @@ CUresult cuMemPoolExportToShareableHandle(void* shareable, CUmemoryPool handle,
                                           unsigned long long flags) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!can_share(s)) return CUDA_ERROR_NOT_SUPPORTED;
   const PoolHandle* pool = s->pools.find(handle);
   if (!shareable || !pool || pool->imported || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
@@ -33,6 +35,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* shareabl
                                             unsigned long long flags) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!can_share(s)) return CUDA_ERROR_NOT_SUPPORTED;
   if (!handle || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   ImportedPool* pool;
@@ -60,8 +63,7 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr pointe
   Device* d = device_of_address(s, pointer);
   if (!data || !d) return CUDA_ERROR_INVALID_VALUE;
   const auto share = [&](uint64_t chunk, wire::SharedMemory* shared) {
-    return s->exchange(wire::kShareMemory, wire::ShareMemory{chunk}, {},
-                       {reinterpret_cast<std::byte*>(shared), sizeof *shared});
+    return s->ask(*d, wire::kShareMemory, wire::ShareMemory{chunk}, shared);
   };
   PointerTicket ticket;
   const CUresult e = d->pools.export_pointer(pointer, share, &ticket);

@@ -10,6 +10,7 @@
 
 #include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/driver/across_nodes.h"
 #include "client/driver/transfer.h"
 #include "client/driver/wait.h"
 #include "client/objects/context.h"
@@ -57,7 +58,10 @@ void end_of_thread(void* p) {
   delete mine;
 }
 
-CUresult mint(Session* s, Device* d, unsigned flags, int priority, uint64_t* id, Stream** stream) {
+}  // namespace
+
+CUresult mint_stream(Session* s, Device* d, unsigned flags, int priority, uint64_t* id,
+                     Stream** stream) {
   Stream* made = s->streams.create(id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   made->device = d;
@@ -76,8 +80,6 @@ CUresult mint(Session* s, Device* d, unsigned flags, int priority, uint64_t* id,
   return e;
 }
 
-}  // namespace
-
 CUresult per_thread_stream(Session* s, Device* d, Stream** stream) {
   static const int made = pthread_key_create(&g_key, end_of_thread);
   if (made != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -85,7 +87,7 @@ CUresult per_thread_stream(Session* s, Device* d, Stream** stream) {
   if (!mine) pthread_setspecific(g_key, mine = new PerThread());
   uint64_t& id = mine->ids[d->index];
   if (id && (*stream = s->streams.find(id))) return CUDA_SUCCESS;
-  return mint(s, d, CU_STREAM_DEFAULT, 0, &id, stream);
+  return mint_stream(s, d, CU_STREAM_DEFAULT, 0, &id, stream);
 }
 
 }  // namespace sluice::client
@@ -104,7 +106,7 @@ CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int pr
   Stream* made;
   const uint64_t green = current_green(s);
   const CUresult e = green ? mint_green_stream(s, green, flags, priority, &id)
-                           : mint(s, d, flags, priority, &id, &made);
+                           : mint_stream(s, d, flags, priority, &id, &made);
   if (e == CUDA_SUCCESS) *stream = reinterpret_cast<CUstream>(id);
   return e;
 }
@@ -149,8 +151,10 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   Session* s;
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
-  const Event* ev = s->events.find(event);
+  Event* ev = s->events.find(event);
   if (!ev) return CUDA_ERROR_INVALID_HANDLE;
+  if (ev->device->place.node != stream->device->place.node)
+    return flags ? CUDA_ERROR_INVALID_VALUE : wait_for_other_node(s, stream, event, ev);
   // Another process may have recorded it; and until it comes, the stream has something to do.
   if (ev->shared) {
     if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

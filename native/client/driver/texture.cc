@@ -41,7 +41,7 @@ CUresult describe(Session* s, const Device* d, const CUDA_RESOURCE_DESC& r,
     }
     case CU_RESOURCE_TYPE_LINEAR: {
       const auto& l = r.res.linear;
-      if (!plain_element(l.format, l.numChannels) || !is_backed(s, l.devPtr, l.sizeInBytes))
+      if (!plain_element(l.format, l.numChannels) || !is_backed(s, l.devPtr, l.sizeInBytes, d))
         return CUDA_ERROR_INVALID_VALUE;
       c->address = l.devPtr, c->bytes = l.sizeInBytes;
       c->format = static_cast<unsigned>(l.format), c->channels = l.numChannels;
@@ -54,7 +54,7 @@ CUresult describe(Session* s, const Device* d, const CUDA_RESOURCE_DESC& r,
       if (element == 0 || p.width == 0 || p.height == 0 || p.width > wire::kMaxArrayWidth ||
           p.pitchInBytes < p.width * element ||
           __builtin_mul_overflow(p.pitchInBytes, p.height - 1, &before) ||
-          !is_backed(s, p.devPtr, before + p.width * element))
+          !is_backed(s, p.devPtr, before + p.width * element, d))
         return CUDA_ERROR_INVALID_VALUE;
       c->address = p.devPtr, c->width = p.width, c->height = p.height, c->pitch = p.pitchInBytes;
       c->format = static_cast<unsigned>(p.format), c->channels = p.numChannels;

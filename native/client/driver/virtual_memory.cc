@@ -6,6 +6,7 @@
 #include "client/core/device_memory.h"
 #include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/driver/across_nodes.h"
 #include "client/driver/transfer.h"
 #include "client/driver/wait.h"
 #include "client/objects/device.h"
@@ -183,6 +184,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!can_share(s)) return CUDA_ERROR_NOT_SUPPORTED;
   if (!shareable || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   return s->virtual_memory.export_to(handle, static_cast<int*>(shareable));
@@ -192,6 +194,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
                                         CUmemAllocationHandleType type) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!can_share(s)) return CUDA_ERROR_NOT_SUPPORTED;
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   uint64_t id;

@@ -47,7 +47,7 @@ CUresult synchronize_stream(Session* s, Stream* stream) {
 CUresult wait_idle(Session* s, Device* d) {
   if (s->work().idle(*d)) return CUDA_SUCCESS;
   const uint64_t upto = s->work().issued(*d);
-  const CUresult e = s->exchange(wire::kDeviceIdle, wire::DeviceIdle{d->index, 0});
+  const CUresult e = s->ask(*d, wire::kDeviceIdle, wire::DeviceIdle{d->place.index, 0});
   if (e == CUDA_SUCCESS) s->work().note_done(*d, nullptr, upto);
   return e;
 }

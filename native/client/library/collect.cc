@@ -4,9 +4,12 @@
 #include "client/core/log.h"
 #include "client/library/outgoing.h"
 #include "client/objects/event.h"
+#include "library/objects.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::client::library {
+
+namespace ids = sluice::library;
 
 using wire::CallState;
 using wire::kCarried;
@@ -79,6 +82,10 @@ int32_t Call::handle(int index) {
   }
   Object* object = State::get().objects.find(id);
   if (!object || object->type != p.object || object->pending) return library_.status.bad_handle;
+  // A communicator says which GPU a call is for, whatever is current.
+  if (object->type == ids::k_nccl && session_->spans_nodes())
+    device_ = session_->devices()[object->device].get();
+  if (!is_near(session_, *object, *device_)) return library_.status.bad_handle;
   if (!main_) main_id_ = id;
   take_object(index, object);
   uint64_t on_node;
@@ -206,7 +213,8 @@ int32_t Call::list(int index) {
       continue;
     }
     Object* object = State::get().objects.find(ids[i]);
-    if (!object || object->type != p.object) return library_.status.bad_handle;
+    if (!object || object->type != p.object || !is_near(session_, *object, *device_))
+      return library_.status.bad_handle;
     key_.add(object->content);
     if (const int32_t status = name(index, object, ids[i], &on_node[i]); status != 0) return status;
   }
@@ -270,6 +278,7 @@ int32_t Call::collect(int index) {
       minted_ = State::get().objects.create(&minted_id_);
       if (!minted_) return library_.status.failed;
       minted_->type = p.object;
+      minted_->device = device_->index;
       put(minted_id_);
       return 0;
     case ParamKind::kHostWorkspace:

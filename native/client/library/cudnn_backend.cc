@@ -126,7 +126,7 @@ int32_t begin(Session** s, Device** d) {
 
 // The content of a finalized descriptor, and what it inherits from those in it. kSuccess, or what
 // is wrong with an attribute.
-int32_t seal(Descriptor* d) {
+int32_t seal(Session* s, const Device& device, Descriptor* d) {
   Key key;
   key.add(ids::id_sluiceCudnnBackendBuild);
   key.add(static_cast<uint64_t>(d->type));
@@ -142,13 +142,16 @@ int32_t seal(Descriptor* d) {
       std::memcpy(&id, a.elements.data() + i * 8, 8);
       if (a.head.type == wire::kBackendHandle) {
         const Object* handle = State::get().objects.find(id);
-        if (!handle || handle->type != ids::k_cudnn) return kBadParam;
+        if (!handle || handle->type != ids::k_cudnn || !is_near(s, *handle, device))
+          return kBadParam;
         key.add(handle->content);
         continue;
       }
       const Descriptor* child = find(id);
       if (!child) return kBadParam;
       if (!child->finalized) return kNotFinalized;
+      const Object* made = State::get().objects.find(id);
+      if (child->sent && made && !is_near(s, *made, device)) return kBadParam;
       key.add(child->content);
       for (const auto& v : child->by_value) d->by_value.insert(v);
     }
@@ -216,20 +219,24 @@ int32_t sluice_library_backend_destroy(void* descriptor) {
   const uint64_t id = id_of(descriptor);
   State& state = State::get();
   bool sent;
+  uint32_t made_on = 0;
   {
     std::lock_guard lock(state.mutex);
     const Descriptor* d = find(id);
     if (!d) return kBadParam;
     sent = d->sent;
+    if (const Object* object = state.objects.find(id)) made_on = object->device;
     descriptors().erase(id);
     state.objects.retire(id);
   }
   if (sent)
     if (Session* s = Session::get()) {
       Device* device;
-      if (sluice::client::enter(&s, &device) == CUDA_SUCCESS)
+      if (sluice::client::enter(&s, &device) == CUDA_SUCCESS) {
+        if (s->spans_nodes()) device = s->devices()[made_on].get();
         s->post(ids::id_sluiceCudnnBackendDestroy, wire::BackendDestroy{id}, {}, nullptr,
                 device->index + 1);
+      }
     }
   state.objects.recycle(id);
   return kSuccess;
@@ -262,7 +269,7 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
     std::lock_guard lock(State::get().mutex);
     Descriptor* d = find(id);
     if (!d || d->finalized) return kBadParam;
-    if (const int32_t e = seal(d); e != kSuccess) return e;
+    if (const int32_t e = seal(s, *device, d); e != kSuccess) return e;
     if (d->type == kVariantPack) {
       d->finalized = true;
       return kSuccess;
@@ -279,7 +286,10 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
   const int32_t status =
       post_or_ask(s, device, ids::id_sluiceCudnnBackendBuild, body, key, nullptr);
   std::lock_guard lock(State::get().mutex);
-  if (Descriptor* d = find(id); d && status == kSuccess) d->finalized = d->sent = true;
+  if (Descriptor* d = find(id); d && status == kSuccess) {
+    d->finalized = d->sent = true;
+    if (Object* object = State::get().objects.find(id)) object->device = device->index;
+  }
   return status;
 }
 
@@ -380,7 +390,9 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
     State& state = State::get();
     std::lock_guard lock(state.mutex);
     Object* h = state.objects.find(id_of(handle));
-    if (!h || h->type != ids::k_cudnn) return kBadParam;
+    if (!h || h->type != ids::k_cudnn || !is_near(s, *h, *device)) return kBadParam;
+    const Object* made = state.objects.find(id_of(plan));
+    if (made && !is_near(s, *made, *device)) return kBadParam;
     const Descriptor *p = find(id_of(plan)), *v = find(id_of(pack));
     if (!p || !v || v->type != kVariantPack) return kBadParam;
     if (!p->finalized || !v->finalized) return kNotFinalized;

@@ -48,6 +48,9 @@ extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* 
         !is(request.loss_descriptor, ids::k_cudnn_ctc_loss) ||
         (request.gradients_descriptor && !is(request.gradients_descriptor, ids::k_cudnn_tensor)))
       return kBadParam;
+    for (const uint64_t id : {request.handle, request.probs_descriptor, request.loss_descriptor,
+                              request.gradients_descriptor})
+      if (const Object* o = state.objects.find(id); o && !is_near(s, *o, *device)) return kBadParam;
     const uint64_t stream = state.objects.find(request.handle)->stream;
     if (stream_for_work(s, device, reinterpret_cast<CUstream>(stream), &work) != CUDA_SUCCESS)
       return kBadParam;

@@ -50,7 +50,7 @@ int32_t sluice_library_curand_host(const wire::CurandHost* call, void* out) {
     State& state = State::get();
     std::lock_guard lock(state.mutex);
     const Object* o = state.objects.find(call->generator);
-    if (!o || o->type != ids::k_curand) return kNotInitialized;
+    if (!o || o->type != ids::k_curand || !is_near(s, *o, *device)) return kNotInitialized;
   }
   wire::CurandHost request = *call;
   const uint64_t each = wire::kCurandBytes[static_cast<uint32_t>(call->makes)];

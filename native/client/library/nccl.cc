@@ -70,6 +70,74 @@ int32_t give_up(const std::vector<GroupedCall>& calls, int32_t status) {
   return status;
 }
 
+// What of a group goes to one node's worker.
+struct Part {
+  const Device* device = nullptr;
+  uint32_t context = 0;
+  std::vector<const GroupedCall*> calls;
+  std::vector<std::byte> body;
+  size_t makes = 0;
+  Session::Exchange exchange;
+  std::vector<std::byte> reply;
+};
+
+// The group's calls by the nodes of their devices; an empty group's are none.
+std::vector<Part> parts_of(Session* session, const Device& current,
+                           const std::vector<GroupedCall>& calls, bool grouped) {
+  std::vector<Part> parts;
+  for (const GroupedCall& c : calls) {
+    const Device& device = c.context ? *session->devices()[c.context - 1] : current;
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
+      return p.device->place.node == device.place.node;
+    });
+    if (part == parts.end()) {
+      part = parts.insert(parts.end(), Part{});
+      part->device = &device;
+      // The current device's context where it is that node's: the worker goes back to it.
+      const bool here = device.place.node == current.place.node;
+      part->context = (here ? current : device).index + 1;
+    }
+    part->calls.push_back(&c);
+    if (c.function == 0) ++part->makes;
+  }
+  for (Part& part : parts) {
+    put(&part.body, wire::NcclGroup{static_cast<uint32_t>(part.calls.size()), grouped ? 1u : 0u});
+    for (const GroupedCall* c : part.calls) {
+      const uint32_t context = c->context ? session->devices()[c->context - 1]->place.index + 1 : 0;
+      put(&part.body, wire::NcclCall{c->function, 0, context, c->body.size()});
+      put_padded(&part.body, c->body.data(), c->body.size());
+    }
+    part.reply.resize(8 + part.makes * 8);
+  }
+  return parts;
+}
+
+// Sends all and waits for all: ranks on several nodes wait for one another. False: some node has
+// not answered.
+bool ask(Session* session, std::vector<Part>* parts) {
+  size_t begun = 0;
+  bool whole = true;
+  for (Part& part : *parts) {
+    // Whoever holds a lane may wait for what this group is to send.
+    if (begun > 0 && !session->has_room(&part.exchange)) break;
+    if (session->begin_exchange(&part.exchange, ids::id_sluiceNcclGroup, part.body.data(),
+                                part.body.size(), {}, part.reply, nullptr,
+                                part.context) != CUDA_SUCCESS)
+      break;
+    ++begun;
+  }
+  whole = begun == parts->size();
+  for (size_t i = 0; i < begun; ++i) {
+    Part& part = (*parts)[i];
+    size_t got = 0;
+    const CUresult e = session->end_exchange(part.exchange, &got);
+    if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED || e == CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND)
+      say_lacking(e, "libnccl.so.2", "ncclGroupEnd");
+    whole &= e == CUDA_SUCCESS && got >= part.reply.size();
+  }
+  return whole;
+}
+
 int32_t send(Group g, bool grouped) {
   if (g.error != kSuccess) return give_up(g.calls, g.error);
   if (g.calls.empty()) return kSuccess;
@@ -77,16 +145,10 @@ int32_t send(Group g, bool grouped) {
   Device* device;
   if (const int32_t e = enter_library(kStatus, &session, &device); e != kSuccess)
     return give_up(g.calls, e);
-  std::vector<std::byte> body;
-  put(&body, wire::NcclGroup{static_cast<uint32_t>(g.calls.size()), grouped ? 1u : 0u});
-  size_t makes = 0;
-  for (const GroupedCall& c : g.calls) {
-    put(&body, wire::NcclCall{c.function, 0, c.context, c.body.size()});
-    put_padded(&body, c.body.data(), c.body.size());
-    if (c.function == 0) ++makes;
-  }
-  if (body.size() + sizeof(wire::FrameHeader) > wire::kMaxFrameBytes)
-    return give_up(g.calls, kInvalidUsage);
+  std::vector<Part> parts = parts_of(session, *device, g.calls, grouped);
+  for (const Part& part : parts)
+    if (part.body.size() + sizeof(wire::FrameHeader) > wire::kMaxFrameBytes)
+      return give_up(g.calls, kInvalidUsage);
   State& state = State::get();
   g.key.add(ids::id_sluiceNcclGroup);
   bool known = false;
@@ -94,31 +156,29 @@ int32_t send(Group g, bool grouped) {
     std::lock_guard lock(state.mutex);
     known = state.learned.contains(g.key);
   }
-  const uint32_t context = device->index + 1;
   int64_t status = kSuccess;
   if (known) {
-    if (session->post(ids::id_sluiceNcclGroup, body.data(), body.size(), {}, nullptr, context) !=
-        CUDA_SUCCESS)
-      status = kCudaError;
+    for (const Part& part : parts)
+      if (session->post(ids::id_sluiceNcclGroup, part.body.data(), part.body.size(), {}, nullptr,
+                        part.context) != CUDA_SUCCESS)
+        status = kCudaError;
   } else {
-    std::vector<std::byte> reply(8 + makes * 8);
-    size_t got = 0;
-    const CUresult e = session->exchange(ids::id_sluiceNcclGroup, body.data(), body.size(), {},
-                                         reply, &got, nullptr, context);
-    if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED || e == CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND)
-      say_lacking(e, "libnccl.so.2", "ncclGroupEnd");
-    if (e != CUDA_SUCCESS || got < reply.size()) return give_up(g.calls, kCudaError);
-    std::memcpy(&status, reply.data(), 8);
-    size_t at = 8;
-    for (const GroupedCall& c : g.calls) {
-      if (c.function != 0) continue;
-      uint64_t made;
-      std::memcpy(&made, reply.data() + at, 8);
-      at += 8;
-      if (c.made != 0 && made != 0)
-        settle(c);
-      else
-        unmake(c);
+    if (!ask(session, &parts)) return give_up(g.calls, kCudaError);
+    for (const Part& part : parts) {
+      int64_t said;
+      std::memcpy(&said, part.reply.data(), 8);
+      if (went_well(status)) status = said == kSuccess ? status : said;
+      size_t at = 8;
+      for (const GroupedCall* c : part.calls) {
+        if (c->function != 0) continue;
+        uint64_t made;
+        std::memcpy(&made, part.reply.data() + at, 8);
+        at += 8;
+        if (c->made != 0 && made != 0)
+          settle(*c);
+        else
+          unmake(*c);
+      }
     }
     if (status == kSuccess && g.learnable) {
       std::lock_guard lock(state.mutex);

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/library/object.h"
 
+#include <string>
+
+#include "client/core/log.h"
+#include "client/core/session.h"
+#include "client/objects/device.h"
+
 namespace sluice::client::library {
 
 void Object::set(uint64_t what, const Key& value) {
@@ -22,6 +28,18 @@ void Object::bring_up_to_date(Session* session, uint64_t id) {
     recipe.reset();
   }
   catch_up(session, id, wanted, &told);
+}
+
+bool is_near(Session* session, const Object& object, const Device& device) {
+  if (!session->spans_nodes()) return true;
+  const auto& devices = session->devices();
+  if (devices[object.device]->place.node == device.place.node) return true;
+  log_once(LogLevel::kError,
+           "a library's handle or descriptor that was made on vGPU " +
+               std::to_string(object.device) + " was used while vGPU " +
+               std::to_string(device.index) +
+               " of another node is current: make one on each (cudaSetDevice first)");
+  return false;
 }
 
 // Never destroyed: other libraries' destructors may still call.

@@ -13,6 +13,10 @@
 #include "client/library/key.h"
 #include "client/objects/handles.h"
 
+namespace sluice::client {
+struct Device;
+}
+
 namespace sluice::client::library {
 
 struct Object {
@@ -21,9 +25,9 @@ struct Object {
   int pointer_mode = 0;
   int data_type = 0;
   Key content{};
-  // NCCL's: made at the end of a group that is still open; asked each time; on which vGPU.
+  // NCCL's: made at the end of a group that is still open; asked each time.
   bool pending = false, unlearned = false;
-  uint32_t device = 0;
+  uint32_t device = 0;  // that was current when it was made; NCCL's: its rank's
   struct Slot {
     uint64_t what;
     Key value;
@@ -53,6 +57,9 @@ struct State {
 
   static State& get();
 };
+
+// Whether the object is known where the device is: an object is of one node. Says once if not.
+bool is_near(Session* session, const Object& object, const Device& device);
 
 // Some libraries' handles are ints (cufftHandle): the slot of the table, from 1.
 uint64_t id_of_number(int number);

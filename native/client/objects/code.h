@@ -27,6 +27,7 @@ struct Code {
   struct Global {
     std::string name;
     uint64_t address, bytes;
+    uint32_t node;  // whose address it is
   };
   std::vector<Global> globals;
 };

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "client/core/channel.h"
 #include "client/core/device_memory.h"
 #include "client/core/graph_memory.h"
 #include "client/core/memory_pools.h"
@@ -23,6 +24,7 @@ namespace sluice::client {
 
 struct Device {
   uint32_t index = 0;
+  Channel::Place place;  // its node, and what the worker there calls it
   wire::DeviceRecord record{};
   DeviceMemory memory;
   MemoryPools pools;
@@ -33,6 +35,7 @@ struct Device {
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
+  uint64_t crossing = 0;  // its stream for work of other nodes' (driver/across_nodes.cc)
   std::atomic<uint64_t> peers_enabled{0};  // bit i: cuCtxEnablePeerAccess of the device i
   std::atomic<uint64_t> pool_users{0};     // bit i: a pool here was opened to the device i
   // Bit i: work of the device i may touch memory of this window. Bits are never cleared: all that

@@ -70,6 +70,22 @@ TEST(Json, WhatIsNoneHasNoMembers) {
     EXPECT_EQ(JsonObject(text).text("a"), "") << text;
 }
 
+TEST(Json, ObjectsInAnArrayAreRead) {
+  const JsonObject body(R"({"parts": [ {"key":"a","n":1}, 2, {"key":"b","parts":[{"key":"c"}]} ],
+                            "none":[], "word":"[{}]", "object":{"parts":[{"key":"d"}]}})");
+  const auto& parts = body.objects("parts");
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].text("key"), "a");
+  EXPECT_EQ(parts[0].text("n"), "1");
+  EXPECT_EQ(parts[1].text("key"), "b");
+  ASSERT_EQ(parts[1].objects("parts").size(), 1u);
+  EXPECT_EQ(parts[1].objects("parts")[0].text("key"), "c");
+  for (const char* other : {"none", "word", "object", "missing"})
+    EXPECT_TRUE(body.objects(other).empty()) << other;
+  EXPECT_TRUE(JsonObject(R"({"parts":[{"key":"a"}],})").objects("parts").empty())
+      << "of what is no JSON nothing is read";
+}
+
 TEST(Json, DepthHasABound) {
   const auto nested = [](int depth) {
     return R"({"a":1,"b":)" + std::string(depth, '[') + std::string(depth, ']') + "}";

@@ -15,6 +15,8 @@ TEST(SessionPlan, IsWhatTheMessageSays) {
                                        {"grant", "g-1"},
                                        {"channel", "tcp"},
                                        {"grant_vgpus", "3"},
+                                       {"windows", "5"},
+                                       {"first_window", "3"},
                                        {"vgpus", "2"},
                                        {"vgpu.0.device", "GPU-a"},
                                        {"vgpu.0.memory_mib", "4096"},
@@ -27,6 +29,8 @@ TEST(SessionPlan, IsWhatTheMessageSays) {
   EXPECT_EQ(plan.grant, "g-1");
   EXPECT_EQ(plan.channel, "tcp");
   EXPECT_EQ(plan.grant_vgpus, 3u);
+  EXPECT_EQ(plan.windows, 5u);
+  EXPECT_EQ(plan.first_window, 3u);
   ASSERT_EQ(plan.vgpus.size(), 2u);
   EXPECT_EQ(plan.vgpus[0].device, "GPU-a");
   EXPECT_EQ(plan.vgpus[0].memory_mib, 4096u);
@@ -39,6 +43,7 @@ TEST(SessionPlan, IsWhatTheMessageSays) {
 TEST(SessionPlan, OfAnEarlierServerHasNoGrantOfOthers) {
   const SessionPlan plan = read_plan({"session", {{"vgpus", "1"}}, {}});
   EXPECT_EQ(plan.grant_vgpus, 0u);
+  EXPECT_EQ(plan.windows, 0u) << "nor vGPUs of other nodes";
   ASSERT_EQ(plan.vgpus.size(), 1u);
   EXPECT_EQ(plan.vgpus[0].memory_mib, 0u);
 }

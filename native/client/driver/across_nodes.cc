@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/driver/across_nodes.h"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "channel/thread.h"
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
+#include "client/core/log.h"
+#include "client/driver/transfer_pieces.h"
+#include "client/driver/wait.h"
+#include "client/objects/event.h"
+
+namespace sluice::client {
+
+namespace {
+
+// Of a copy from node to node, by way of this process.
+constexpr uint64_t kPieceBytes = 16 << 20;
+
+// The stream of a device for what other nodes' streams want done on it.
+CUresult crossing_stream(Session* s, Device* d, Stream** stream) {
+  static std::mutex making;
+  std::lock_guard lock(making);
+  if (d->crossing && (*stream = s->streams.find(d->crossing))) return CUDA_SUCCESS;
+  return mint_stream(s, d, CU_STREAM_NON_BLOCKING, 0, &d->crossing, stream);
+}
+
+Device* device_of(Session* s, const Stream* stream, bool is_device, uint64_t address) {
+  // What is in no window is a module's global, of the node that the stream is of.
+  Device* d = is_device ? device_of_address(s, address) : nullptr;
+  return d ? d : stream->device;
+}
+
+CUresult own_or_crossing(Session* s, Stream* stream, Device* d, Stream** where) {
+  *where = stream;
+  return d->place.node == stream->device->place.node ? CUDA_SUCCESS : crossing_stream(s, d, where);
+}
+
+// From one node's memory to another's: while a piece is written there, the next is read here.
+CUresult relay(Session* s, Stream* reading, const DeviceSide& from, Stream* writing,
+               const DeviceSide& to, Rect r) {
+  const uint64_t most = std::min(kPieceBytes, r.width * r.rows);
+  std::vector<std::byte> pieces[2];
+  size_t count = 0;
+  CUresult written = CUDA_SUCCESS;
+  channel::Thread writer;
+  const CUresult read =
+      transfer::for_pieces(r, most, [&](uint64_t row, uint64_t column, Rect part) {
+        std::vector<std::byte>& piece = pieces[count++ % 2];
+        piece.resize(most);
+        if (const CUresult e = copy_to_host(s, reading, piece.data(), part.width,
+                                            from.at(row, column), part, true);
+            e != CUDA_SUCCESS)
+          return e;
+        writer.join();
+        if (written != CUDA_SUCCESS) return written;
+        const auto write = [&, there = to.at(row, column), part] {
+          written = copy_to_device(s, writing, there, piece.data(), part.width, part, true);
+        };
+        const bool last = row + part.rows == r.rows && column + part.width == r.width;
+        if (!last && writer.start("sluice-across", write, channel::Signals::kBlocked))
+          return CUDA_SUCCESS;
+        write();
+        return written;
+      });
+  writer.join();
+  return read != CUDA_SUCCESS ? read : written;
+}
+
+}  // namespace
+
+CUresult wait_for_other_node(Session* s, const Stream* stream, CUevent handle, Event* event) {
+  if (stream->capture || event->captured) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  const wire::EventId id{reinterpret_cast<uint64_t>(handle)};
+  if (event->shared) return s->ask(*event->device, wire::kSharedEventSynchronize, id);
+  if (event->value == 0) return CUDA_SUCCESS;
+  const CUresult e = s->ask(*event->device, wire::kEventSynchronize, id);
+  if (e == CUDA_SUCCESS && !event->in_graph)
+    s->work().note_done(*event->device, event->stream, event->work);
+  return e;
+}
+
+std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t to,
+                                          uint64_t to_pitch, bool to_device, uint64_t from,
+                                          uint64_t from_pitch, bool from_device, Rect r) {
+  const uint32_t here = stream->device->place.node;
+  Device* target = device_of(s, stream, to_device, to);
+  Device* source = device_of(s, stream, from_device, from);
+  if (target->place.node == here && source->place.node == here) return {};
+  if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  Stream *reading, *writing;
+  if (const CUresult e = own_or_crossing(s, stream, source, &reading); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = own_or_crossing(s, stream, target, &writing); e != CUDA_SUCCESS) return e;
+  // In stream order: after everything before it, before everything after it. In the legacy stream,
+  // as CUDA has it between two devices, that is whatever either was given.
+  if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  if (stream->wire_id == 0)
+    for (Device* d : {source, target})
+      if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
+  auto* const host_to = reinterpret_cast<void*>(to);
+  if (!to_device) return copy_to_host(s, reading, host_to, to_pitch, {from, from_pitch}, r, true);
+  if (!from_device) {
+    const CUresult e = copy_to_device(s, writing, {to, to_pitch},
+                                      reinterpret_cast<const void*>(from), from_pitch, r, true);
+    return e == CUDA_SUCCESS ? synchronize_stream(s, writing) : e;
+  }
+  const CUresult e = relay(s, reading, {from, from_pitch}, writing, {to, to_pitch}, r);
+  return e == CUDA_SUCCESS && writing != stream ? synchronize_stream(s, writing) : e;
+}
+
+CUresult stream_for_memory(Session* s, Stream* stream, uint64_t address, Stream** where) {
+  const CUresult e = own_or_crossing(s, stream, device_of(s, stream, true, address), where);
+  if (e != CUDA_SUCCESS || *where == stream) return e;
+  return stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : synchronize_stream(s, stream);
+}
+
+bool can_share(Session* s) {
+  if (!s->spans_nodes()) return true;
+  log_once(LogLevel::kError,
+           "CUDA IPC: memory, pools and events of a process with vGPUs of several nodes "
+           "(SLUICE_CROSS_NODE) cannot be opened by other processes, nor theirs by it: ask for "
+           "vGPUs of one node, or exchange data by NCCL or by way of the host");
+  return false;
+}
+
+}  // namespace sluice::client
