@@ -132,7 +132,7 @@ void Relay::start_session(process::Message& m) {
   socket_ = connected.socket;
 
   // From here on a client is listened to; nothing has to be opened or connected any more.
-  if (options_.sandbox && !process::restrict_system_calls(true, &error))
+  if (options_.sandbox && !process::restrict_system_calls(true, false, &error))
     return refuse(error, kUnknown);
   uint64_t slot = 0, slots = 1;
   m.number("slot", &slot);
@@ -184,7 +184,7 @@ int Relay::run() {
   std::string error;
   process::join_cgroup(options_.cgroup);
   if (!process::drop_privileges(options_.uid, options_.gid, &error) ||
-      (options_.sandbox && !process::restrict_system_calls(false, &error))) {
+      (options_.sandbox && !process::restrict_system_calls(false, false, &error))) {
     process::log_error(error);
     return 1;
   }

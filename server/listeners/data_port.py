@@ -117,8 +117,14 @@ class DataPort:
         controller: ControllerLink,
         tls: DataTls | None = None,
         terms: ResumeTerms | None = None,
+        *,
+        rdma: bool = False,
     ) -> None:
-        """`terms`: how long sessions outlive their connections; None: they do not."""
+        """`terms`: how long sessions outlive their connections; None: they do not.
+
+        `rdma`: workers can take clients' sessions over RDMA.
+        """
+        self._rdma = rdma
         self._tls = tls
         self._terms = terms
         self._address = address
@@ -302,7 +308,7 @@ class DataPort:
         asked, rest = opened
         assignment = expected.assignment
         requester = Requester(
-            channel="tcp",
+            channel="rdma" if self._rdma and asked.takes_rdma and not assignment.relay else "tcp",
             host=host,
             program=asked.program or assignment.program,
         )

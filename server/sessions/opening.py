@@ -202,7 +202,8 @@ class SessionOpener:
                 code=self._code(session, request.channel, folders),
                 client_pidfd=session.requester.pidfd,
             )
-            await session.worker.start_session(start)
+            came_to = await session.worker.start_session(start)
+        session.requester.channel = came_to or session.requester.channel
 
     def _vgpus(self, session: Session) -> tuple[WorkerVgpu, ...]:
         vgpus = [(place, session.vgpus[place]) for place in session.places]

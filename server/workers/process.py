@@ -116,6 +116,8 @@ class WorkerStarter:
         self._config = config
         self.files = files
         self.libraries = [str(folder) for folder in libraries]
+        #: The RDMA port that workers open, NAME:PORT:GID; empty: none.
+        self.rdma = ""
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
         section = config.server
         self.cgroups = None if self._systemd else SessionCgroups(section.session_pids)
@@ -147,6 +149,8 @@ class WorkerStarter:
             options += ["--libraries", ":".join(self.libraries)]
         if devices:
             options += ["--visible-devices", ",".join(devices)]
+        if self.rdma:
+            options += ["--rdma", self.rdma]
         if not self._config.server.charge_libraries:
             options += ["--meter", "off"]
         record = WorkerRecord(

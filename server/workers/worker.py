@@ -128,13 +128,17 @@ class Worker:
 
     async def start_session(
         self, start: SessionStart | RelayStart, seconds: float = ANSWER_SECONDS
-    ) -> None:
-        """Gives the worker, or relay, its session; raises WorkerError."""
+    ) -> str:
+        """Gives the worker, or relay, its session; raises WorkerError.
+
+        Returns the channel that it came to: one that was to be RDMA may be TCP; empty: as was said.
+        """
         descriptors = [descriptor for _, descriptor in start.descriptors]
         answer = await self._ask(start.message, "started", descriptors, seconds)
         if answer.verb == "error":
             why = answer.get("message", "no reason given")
             raise WorkerError(f"worker {self.id}: {why}", answer.number("status"))
+        return answer.get("channel", "")
 
     async def status(self, seconds: float = ANSWER_SECONDS) -> Message:
         """Asks how the worker does; raises WorkerError."""

@@ -56,6 +56,8 @@ class StaticOptions:
     relay: bool = False
     network_grace_seconds: int = 60
     run_together: bool = False
+    rdma: bool = False
+    bind: str = "127.0.0.1"
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
@@ -77,6 +79,8 @@ class StaticOptions:
             "enable_kvm": False,
             "enable_relay": False,
             "network_grace_seconds": self.network_grace_seconds,
+            "enable_rdma": self.rdma,
+            "bind_addr": self.bind,
             **users,
             **more,
         }
@@ -170,6 +174,8 @@ def main() -> None:
     parser.add_argument("--relay", action="store_true", help="SOCKET.relay, for relayed sessions")
     parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
+    parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
+    parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)
 

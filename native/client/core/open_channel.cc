@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include "channel/rdma_device.h"
+#include "client/core/log.h"
+
 namespace sluice::client {
 
 std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
@@ -19,6 +22,16 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
       return nullptr;
     }
   }
+  if (c.channel == "rdma") return open_tcp(c, request, Rdma::kOnly, refusal);
+  std::string no_rdma;
+  const bool rdma = any && c.enable_net && channel::RdmaDevice::any(&no_rdma);
+  if (rdma) {
+    // A node that cannot be reached may still be by what follows; one that was has been asked.
+    auto channel = open_tcp(c, request, Rdma::kIfThere, refusal);
+    if (channel || !refusal->unreached) return channel;
+    log_line(LogLevel::kInfo, "not by RDMA: " + refusal->text);
+    *refusal = {};
+  }
   std::string no_vsock;
   if (c.channel == "vsock" || (any && find_vsock(&no_vsock)))
     return open_vsock(request, c.options, refusal);
@@ -28,7 +41,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                     "; the network is disabled (enable_net)";
     return nullptr;
   }
-  auto channel = open_tcp(c, request, refusal);
+  auto channel = open_tcp(c, request, Rdma::kNo, refusal);
   if (!channel && any)
     refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
   return channel;

@@ -17,6 +17,7 @@ namespace sluice::client {
 struct Refusal {
   std::string text;
   uint32_t status = 100;  // CUDA_ERROR_NO_DEVICE
+  bool unreached = false;  // no controller answered: nothing was asked for
 };
 
 // For this process: the channel's part (kind and key) is left to who opens one.

@@ -6,7 +6,9 @@
 
 #include "channel/dial.h"
 #include "channel/opening.h"
+#include "channel/rdma_opening.h"
 #include "client/core/controller_request.h"
+#include "client/core/log.h"
 #include "client/core/open_channel.h"
 #include "client/core/resume_tcp.h"
 #include "client/core/stream_channel.h"
@@ -18,9 +20,42 @@ namespace {
 constexpr int kConnectSeconds = 10;
 constexpr int kOpenSeconds = 120;  // a worker may have to be started first
 
+using Connection = channel::ResumableStream::Connection;
+
+// Puts RDMA in the place of the connection's stream where both sides have it; the connection stays
+// what tells of the end. False: there is no session, `error` says why.
+bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> reply,
+                  Connection* connection, std::string* error) {
+  std::string why = "its server does not know it, or has [server] enable_rdma = false";
+  std::shared_ptr<channel::RdmaConnection> end;
+  wire::RdmaTerms offer;
+  channel::RdmaChoice choice;
+  if (!channel::read_rdma_choice(config.ibverbs_device, &choice)) {
+    why = "ibverbs_device is \"" + config.ibverbs_device + "\", and NAME[:PORT[:GID]] is wanted";
+    offer = {};
+  }
+  if (channel::find_rdma_offer(reply, &offer) &&
+      !channel::answer_rdma_offer(connection->stream.get(), connection->socket, offer, choice, &end,
+                                  &why)) {
+    *error = "the connection was lost while RDMA was agreed";
+    return false;
+  }
+  if (end) {
+    log_line(LogLevel::kInfo, "the session goes over RDMA, by " + channel::describe_rdma(*end));
+    connection->stream = channel::rdma_stream(connection->socket, std::move(end));
+    return true;
+  }
+  if (rdma == Rdma::kOnly) {
+    *error = "SLUICE_CHANNEL is rdma, and there is no RDMA to the session's node: " + why;
+    return false;
+  }
+  log_line(LogLevel::kInfo, "the session goes over TCP, as there is no RDMA to its node: " + why);
+  return true;
+}
+
 }  // namespace
 
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request, Rdma rdma,
                                   Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kTcp;
@@ -28,6 +63,7 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   if (!ask_for_session(config, request, &ticket, refusal)) return nullptr;
   std::memcpy(request.key, ticket.key.data(), ticket.key.size());
   request.flags |= wire::kResumable;
+  if (rdma != Rdma::kNo) request.flags |= wire::kTakesRdma;
   SessionAddress where{.address = ticket.address,
                        .port = ticket.port,
                        .tls = ticket.tls,
@@ -49,6 +85,9 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
+  if (rdma != Rdma::kNo &&
+      !move_to_rdma(config, rdma, opened.reply, connection.get(), error))
+    return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
   if (reply.network_grace_seconds == 0)

@@ -39,7 +39,7 @@ int confined(bool software, const std::function<int()>& ask) {
   const pid_t child = fork();
   if (child == 0) {
     std::string error;
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !restrict_system_calls(software, &error))
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !restrict_system_calls(software, false, &error))
       _exit(kNotConfined);
     _exit(ask());
   }
