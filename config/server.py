@@ -130,7 +130,8 @@ class ServerSection(Section):
         False, description="true or false: serve clients that have RDMA over it (needs pyverbs)"
     )
     ibverbs_device: str | None = Field(
-        None, description="the RDMA device, such as mlx5_0 (empty: the first with a port that is up)"
+        None,
+        description="the RDMA device, such as mlx5_0 (empty: the first with a port that is up)",
     )
     ibverbs_port: int | None = Field(
         None, ge=1, le=255, description="its port, {bounds} (empty: the first that is up)"

@@ -54,6 +54,11 @@ std::string gid_text(const uint8_t* gid) {
   return text;
 }
 
+std::string reason_of(RdmaConnection& end) {
+  const std::string why = end.why();
+  return why.empty() ? "" : " (" + why + ")";
+}
+
 }  // namespace
 
 wire::RdmaTerms no_rdma(const std::string& why) {
@@ -88,7 +93,7 @@ bool settle_rdma_offer(Stream* over, int socket, std::shared_ptr<RdmaConnection>
     without(error);
   else if (!(*end)->greet() || !(*end)->await_greeting(kGreetingMs))
     without("nothing comes through between " + describe_rdma(**end) + " and " +
-            gid_text(answer.gid));
+            gid_text(answer.gid) + reason_of(**end));
   return say(over, *end ? wire::RdmaTerms{} : no_rdma(*why), wire::kRdmaVerdict);
 }
 

@@ -48,7 +48,7 @@ bool WorkerProcess::prepare(std::string* error) {
   process::join_cgroup(options_.cgroup);
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
-  open_rdma();
+  allow_locked_memory();
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // MPS knows its clients by their user, which they are before the driver begins.
   if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
@@ -66,16 +66,21 @@ bool WorkerProcess::prepare(std::string* error) {
   return false;
 }
 
-// Before the process is confined, after which it opens nothing for writing. Where that fails
-// sessions go over TCP, and their clients are told why.
+// How much memory it may lock is said while it may say so; whoever may not keeps what he has.
+void WorkerProcess::allow_locked_memory() {
+  const rlimit wanted{kLockedBytes, kLockedBytes};
+  rlimit had{};
+  if (options_.rdma.empty() || getrlimit(RLIMIT_MEMLOCK, &had) != 0) return;
+  if (had.rlim_cur < kLockedBytes && setrlimit(RLIMIT_MEMLOCK, &wanted) != 0)
+    process::log_info("RLIMIT_MEMLOCK stays as it is");
+}
+
+// As the user that the process stays, since the kernel takes nothing from who has become another
+// after he opened the device; and before the filter, after which nothing is opened for writing.
+// Where it fails sessions go over TCP, and their clients are told why.
 void WorkerProcess::open_rdma() {
   if (options_.rdma.empty()) return;
   channel::RdmaChoice choice;
-  rlimit locked{kLockedBytes, kLockedBytes};
-  rlimit had{};
-  // Whoever may not raise it keeps what he has; then less is registered.
-  if (getrlimit(RLIMIT_MEMLOCK, &had) == 0 && had.rlim_cur < kLockedBytes)
-    if (setrlimit(RLIMIT_MEMLOCK, &locked) != 0) process::log_info("RLIMIT_MEMLOCK stays as it is");
   if (channel::read_rdma_choice(options_.rdma, &choice))
     rdma_.device = channel::RdmaDevice::open(choice, &rdma_.why_none);
   else
@@ -84,8 +89,10 @@ void WorkerProcess::open_rdma() {
 }
 
 bool WorkerProcess::confine(uint32_t uid, uint32_t gid, std::string* error) {
-  return process::drop_privileges(uid, gid, error) &&
-         (!options_.sandbox || process::restrict_system_calls(gpus_[0].software(), rdma_.device != nullptr, error));
+  if (!process::drop_privileges(uid, gid, error)) return false;
+  open_rdma();
+  return !options_.sandbox ||
+         process::restrict_system_calls(gpus_[0].software(), rdma_.device != nullptr, error);
 }
 
 // The user of its grant, before anything of the client's is looked at.

@@ -50,7 +50,7 @@ FAMILIES = (
     Family(
         "sluice_rdma_port_up",
         "gauge",
-        "1 if the port of [server] enable_rdma carries data, 0 while its link is down or it is gone.",
+        "1 if the port for RDMA carries data, 0 while its link is down or the device is gone.",
         LABELS,
     ),
     Family(

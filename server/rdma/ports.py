@@ -14,6 +14,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from sluice.config.server import ServerSection
@@ -28,6 +29,7 @@ PORT_ACTIVE = 4  # of enum ibv_port_state
 PORT_STATES = {0: "no change", 1: "down", 2: "initializing", 3: "armed", 4: "active", 5: "deferred"}
 ETHERNET, INFINIBAND = 2, 1
 MOST_GIDS = 256
+ROUTES = Path("/proc/net/route")
 
 
 class RdmaError(Exception):
@@ -111,7 +113,8 @@ class ChosenPort:
     def describe(self) -> str:
         """For people."""
         kind = "RoCE v2" if self.port.ethernet else "InfiniBand"
-        return f"{self.port.name}, {kind}, GID {self.gid.index} {self.gid.address}, MTU {self.port.mtu_bytes}"
+        gid = f"GID {self.gid.index} {self.gid.address}"
+        return f"{self.port.name}, {kind}, {gid}, MTU {self.port.mtu_bytes} bytes"
 
 
 def read_ports() -> list[RdmaPort]:
@@ -141,8 +144,8 @@ def choose(section: ServerSection, ports: Sequence[RdmaPort]) -> ChosenPort:
     devices = sorted({port.device for port in ports})
     if not devices:
         raise RdmaError(
-            "[server] enable_rdma = true, and this host has no RDMA device: load its driver (`rdma "
-            "link` shows what there is), or set enable_rdma = false"
+            "[server] enable_rdma = true, and this host has no RDMA device: load its driver "
+            "(`rdma link` shows what there is), or set enable_rdma = false"
         )
     wanted = section.ibverbs_device
     if wanted and wanted not in devices:
@@ -164,8 +167,8 @@ def choose(section: ServerSection, ports: Sequence[RdmaPort]) -> ChosenPort:
     if not up:
         states = ", ".join(f"{p.name} is {PORT_STATES.get(p.state, 'unknown')}" for p in named)
         raise RdmaError(
-            f"[server] enable_rdma = true, and no port is up: {states}. Bring its link up (a cable, "
-            "`ip link set DEV up`, a subnet manager on InfiniBand), or name another in "
+            f"[server] enable_rdma = true, and no port is up: {states}. Bring its link up (a "
+            "cable, `ip link set DEV up`, a subnet manager on InfiniBand), or name another in "
             "ibverbs_device and ibverbs_port"
         )
     return ChosenPort(up[0], _choose_gid(section.ibverbs_gid, up[0]))
@@ -177,9 +180,7 @@ def _choose_gid(wanted: int | None, port: RdmaPort) -> Gid:
             if gid.index == wanted:
                 return gid
         there = ", ".join(f"{gid.index} ({gid.address})" for gid in port.gids) or "none"
-        raise RdmaError(
-            f"[server] ibverbs_gid = {wanted}, and {port.name} has the GIDs {there}"
-        )
+        raise RdmaError(f"[server] ibverbs_gid = {wanted}, and {port.name} has the GIDs {there}")
     usable = [gid for gid in port.gids if not port.ethernet or gid.worth > 0]
     if not usable:
         raise RdmaError(
@@ -222,8 +223,7 @@ def _prefix_length(interface: str) -> int:
     """Of the interface's IPv4 address, as /proc/net/route has it; 32 where it has none."""
     best = 32
     try:
-        with open("/proc/net/route", encoding="ascii") as table:
-            rows = [line.split() for line in table.readlines()[1:]]
+        rows = [line.split() for line in ROUTES.read_text(encoding="ascii").splitlines()[1:]]
     except OSError:
         return best
     for row in rows:
