@@ -128,9 +128,9 @@ bool RdmaConnection::make_queue_pair(std::string* error) {
   begins.qp_state = IBV_QPS_INIT;
   begins.port_num = device_->port();
   begins.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;  // not to read, no atomics
-  if (verbs_.ibv_modify_qp(
-          o.queue_pair, &begins,
-          IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
+  if (verbs_.ibv_modify_qp(o.queue_pair, &begins,
+                           IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) !=
+      0)
     return *error = failed("preparing a queue pair"), false;
   std::lock_guard lock(receive_mutex_);
   if (!post_receives(kReceives)) return *error = failed("posting receives"), false;
@@ -179,8 +179,8 @@ bool RdmaConnection::connect(const wire::RdmaTerms& other, std::string* error) {
   receives.ah_attr.grh.hop_limit = 64;
   if (verbs_.ibv_modify_qp(qp, &receives,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                               IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                               IBV_QP_MIN_RNR_TIMER) != 0)
+                               IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) !=
+      0)
     return *error = failed("finding the way to the other side's GID"), false;
   ibv_qp_attr sends{};
   sends.qp_state = IBV_QPS_RTS;

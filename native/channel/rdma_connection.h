@@ -14,6 +14,7 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -32,6 +33,23 @@ struct ibv_qp;
 struct ibv_wc;
 
 namespace sluice::channel {
+
+// How long it is worth looking before sleeping: what is waited for comes after about as long as it
+// did the last times. Grows where it came soon after that, shrinks where it did not.
+class SpinTime {
+ public:
+  uint64_t nanoseconds() const { return nanoseconds_; }
+  void waited(uint64_t so_long) {
+    if (so_long <= nanoseconds_) return;
+    nanoseconds_ =
+        so_long < 2 * kMost ? std::min(kMost, 2 * so_long) : std::max(kLeast, nanoseconds_ / 2);
+  }
+
+ private:
+  // A round trip over a near network; longer than the most takes processors from who works.
+  static constexpr uint64_t kLeast = 100'000, kMost = 400'000;
+  uint64_t nanoseconds_ = kLeast;
+};
 
 class RdmaConnection {
  public:
@@ -85,7 +103,7 @@ class RdmaConnection {
   bool post_receives(uint32_t count);
 
   // Looks at the queues; what came is counted.
-  void progress(bool insist);  // insist: also where another thread does
+  void progress(bool insist);           // insist: also where another thread does
   bool take(const ibv_wc& completion);  // false: the other side breaks the rules
   void reap();                          // post_mutex_ held
   bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled);
@@ -111,6 +129,7 @@ class RdmaConnection {
   int epoll_ = -1;
   int nudges_[2] = {-1, -1};  // by Role
   std::atomic<bool> sleeps_[2] = {false, false};
+  SpinTime patience_[2];  // of who reads and who writes, each its own
   std::atomic<int> socket_{-1};
   uint32_t first_packet_ = 0;
   uint32_t inline_ = 0;
@@ -120,13 +139,13 @@ class RdmaConnection {
 
   std::mutex receive_mutex_;  // of the receive queue, and of:
   uint64_t credits_taken_ = 0;
-  std::atomic<uint64_t> arrived_{0}, pieces_arrived_{0};   // ever
+  std::atomic<uint64_t> arrived_{0}, pieces_arrived_{0};    // ever
   std::atomic<uint64_t> released_{0}, pieces_released_{0};  // of what was sent, by credits
 
   std::atomic<uint64_t> consumed_{0};  // the reader's own
   uint64_t credited_ = 0, pieces_credited_ = 0, credits_given_ = 0;
 
-  std::mutex post_mutex_;  // of the send queue, and of:
+  std::mutex post_mutex_;                    // of the send queue, and of:
   std::array<uint64_t, kSends> position_{};  // of the stream behind each piece, by its number
   std::atomic<uint64_t> posted_{0};          // pieces, credits and so on
   uint64_t unsignaled_ = 0, unsignaled_bytes_ = 0;

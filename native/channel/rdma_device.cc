@@ -42,8 +42,8 @@ bool read_rdma_choice(const std::string& text, RdmaChoice* choice) {
   if (port == std::string::npos) return true;
   const size_t gid = text.find(':', port + 1);
   uint64_t number = 0;
-  if (!read_whole_number(
-          text.substr(port + 1, gid == std::string::npos ? gid : gid - port - 1), &number) ||
+  if (!read_whole_number(text.substr(port + 1, gid == std::string::npos ? gid : gid - port - 1),
+                         &number) ||
       number > 255)
     return false;
   choice->port = static_cast<uint32_t>(number);
@@ -143,9 +143,10 @@ bool RdmaDevice::choose_gid(int wanted, std::string* error) {
   }
   static constexpr uint8_t kNone[16] = {};
   if (best > 0 && std::memcmp(gid_, kNone, sizeof kNone) != 0) return true;
-  *error = wanted >= 0 ? "its port " + std::to_string(port_) + " has no GID " + std::to_string(wanted)
-                       : "its port " + std::to_string(port_) +
-                             " has no GID of RoCE v2: give its network interface an address";
+  *error = wanted >= 0
+               ? "its port " + std::to_string(port_) + " has no GID " + std::to_string(wanted)
+               : "its port " + std::to_string(port_) +
+                     " has no GID of RoCE v2: give its network interface an address";
   return false;
 }
 

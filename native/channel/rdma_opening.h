@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How client and worker agree on an RDMA connection, over the connection with which the session was
-// opened (docs/protocol.md, "RDMA"): the worker's end stands behind the session's record, the client
-// answers with its own, each shows the other that it is reached, and the worker says whether it is
-// so. Whatever is in the way of that, the session goes on over the connection that it has.
+// opened (docs/protocol.md, "RDMA"): the worker's end stands behind the session's record, the
+// client answers with its own, each shows the other that it is reached, and the worker says whether
+// it is so. Whatever is in the way of that, the session goes on over the connection that it has.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ bool settle_rdma_offer(Stream* over, int socket, std::shared_ptr<RdmaConnection>
 
 // The client's: whether terms stand behind the record of an opening reply.
 bool find_rdma_offer(std::span<const std::byte> reply, wire::RdmaTerms* offer);
-// Answers the offer. False: the connection is lost. `end` is empty, with why, where it is to be done
-// without.
+// Answers the offer. False: the connection is lost. `end` is empty, with why, where it is to be
+// done without.
 bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
                        const RdmaChoice& choice, std::shared_ptr<RdmaConnection>* end,
                        std::string* why);

@@ -14,7 +14,6 @@ namespace sluice::channel {
 
 namespace {
 
-constexpr uint64_t kSpinNs = 100'000;     // a round trip over a near network fits in
 constexpr uint64_t kLateNs = 20'000'000;  // how long bytes may come behind the socket's end
 constexpr uint64_t kLastBytesNs = 1'000'000'000;
 constexpr size_t kAtOnce = 128 << 10;  // so much is under way before the next is copied
@@ -140,8 +139,7 @@ bool RdmaConnection::post(Kind kind, uint32_t said, const void* from, size_t n, 
   wr.wr.rdma.remote_addr = to;
   wr.wr.rdma.rkey = other_.area_key;
   unsignaled_bytes_ += n;
-  if (signaled || ++unsignaled_ >= kSignalEach ||
-      unsignaled_bytes_ >= memory_->ring_bytes() / 8) {
+  if (signaled || ++unsignaled_ >= kSignalEach || unsignaled_bytes_ >= memory_->ring_bytes() / 8) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     unsignaled_ = unsignaled_bytes_ = 0;
   }
@@ -177,11 +175,14 @@ size_t RdmaConnection::await_room() {
     if (broken_.load()) return 0;
     if (const size_t n = room()) return n;
     progress(false);
-    if (const size_t n = room()) return n;
+    if (const size_t n = room()) {
+      if (start != 0) patience_[1].waited(now_ns() - start);
+      return n;
+    }
     if (socket_over_.load()) return 0;
     const uint64_t now = now_ns();
     if (start == 0) start = now;
-    if (now - start < kSpinNs)
+    if (now - start < patience_[1].nanoseconds())
       spin_round();
     else
       wait(Role::kWriter);
@@ -299,6 +300,7 @@ ssize_t RdmaConnection::read(const iovec* parts, int count) {
     // Asked before the bytes: what came before the end is still to be had.
     const bool finished = finished_.load(), broken = broken_.load(), over = socket_over_.load();
     if (const size_t n = take_bytes(parts, count)) {
+      if (start != 0) patience_[0].waited(now_ns() - start);
       give_credit();
       return static_cast<ssize_t>(n);
     }
@@ -315,7 +317,7 @@ ssize_t RdmaConnection::read(const iovec* parts, int count) {
       continue;
     }
     if (start == 0) start = now;
-    if (now - start < kSpinNs)
+    if (now - start < patience_[0].nanoseconds())
       spin_round();
     else
       wait(Role::kReader);

@@ -62,9 +62,9 @@ const std::vector<int>& refused() {
 }
 
 const std::vector<int>& refused_without_devices() {
-  static const std::vector<int> calls = {SYS_bind,     SYS_listen,   SYS_socket,    SYS_socketpair,
-                                         SYS_connect,  SYS_unlink,   SYS_unlinkat,  SYS_rename,
-                                         SYS_renameat, SYS_mkdir,    SYS_mkdirat,   SYS_rmdir,
+  static const std::vector<int> calls = {SYS_bind,     SYS_listen,   SYS_socket,   SYS_socketpair,
+                                         SYS_connect,  SYS_unlink,   SYS_unlinkat, SYS_rename,
+                                         SYS_renameat, SYS_mkdir,    SYS_mkdirat,  SYS_rmdir,
                                          SYS_creat,    SYS_truncate, SYS_renameat2};
   return calls;
 }

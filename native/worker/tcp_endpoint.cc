@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint over a TCP connection, or one after the other, or over RDMA beside the first of them:
-// frames in, replies out. Shares no memory.
+// The endpoint over a TCP connection, or one after the other, or over RDMA beside the first of
+// them: frames in, replies out. Shares no memory.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>

@@ -85,8 +85,7 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
-  if (rdma != Rdma::kNo &&
-      !move_to_rdma(config, rdma, opened.reply, connection.get(), error))
+  if (rdma != Rdma::kNo && !move_to_rdma(config, rdma, opened.reply, connection.get(), error))
     return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
