@@ -22,9 +22,10 @@ namespace sluice::channel {
 namespace {
 
 constexpr int kSleepMs = 1000;  // then look whether all is well
-// A quarter of a second until a packet is sent again, seven times: a way that is gone is given up
-// within two seconds and, where the adapter takes its time, nine.
-constexpr uint8_t kAckTimeout = 16, kRetries = 7, kForEver = 7;
+// A quarter of a second until a packet is sent again, six times: a way that is gone is given up
+// within two seconds or, where the adapter takes its time, eight. Not seven: that is "for ever" to
+// soft RoCE.
+constexpr uint8_t kAckTimeout = 16, kRetries = 6, kForEver = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr uint32_t kPacketMask = 0xffffff;
 constexpr uint32_t kMostRing = 16 << 20;
