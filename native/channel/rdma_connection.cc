@@ -21,7 +21,10 @@ namespace sluice::channel {
 
 namespace {
 
-constexpr int kSleepMs = 1000;  // then look whether all is well
+constexpr int kSleepMs = 500;  // then look whether all is well
+// How long a port may be down before another way is looked for: a link that is back sooner is worth
+// waiting for, since a session that has left RDMA does not come back to it.
+constexpr uint64_t kPortDownNs = 2'000'000'000;
 // A quarter of a second until a packet is sent again, six times: a way that is gone is given up
 // within two seconds or, where the adapter takes its time, eight. Not seven: that is "for ever" to
 // soft RoCE.
@@ -250,6 +253,8 @@ void RdmaConnection::hear_device() {
                        type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
                        type == IBV_EVENT_CQ_ERR;
     verbs_.ibv_ack_async_event(&event);
+    if (type == IBV_EVENT_PORT_ERR) port_down_since_.store(now_ns());
+    if (type == IBV_EVENT_PORT_ACTIVE) port_down_since_.store(0);
     if (fatal) fail(std::string("the RDMA device says: ") + verbs_.ibv_event_type_str(type));
   }
   if (errno != EAGAIN && errno != EINTR) fail("the RDMA device is gone");
@@ -280,6 +285,8 @@ void RdmaConnection::wait(Role role) {
       if (fds[2].revents) socket_over_.store(true);
     }
   }
+  const uint64_t down = port_down_since_.load();
+  if (down != 0 && now_ns() - down >= kPortDownNs) fail("the RDMA device's port is down");
   sleeps_[static_cast<size_t>(role)].store(false);
 }
 

@@ -136,6 +136,7 @@ class RdmaConnection {
   wire::RdmaTerms other_{};
   std::atomic<bool> broken_{false}, socket_over_{false};
   std::atomic<bool> finished_{false}, greeted_{false};  // by the other side
+  std::atomic<uint64_t> port_down_since_{0};            // 0: it is up
 
   std::mutex receive_mutex_;  // of the receive queue, and of:
   uint64_t credits_taken_ = 0;

@@ -110,6 +110,6 @@ std::unique_ptr<Endpoint> make_shm_endpoint(channel::MappedSlot slot);
 std::unique_ptr<Endpoint> make_tcp_endpoint(
     int socket, std::unique_ptr<channel::Stream> stream = {},
     const std::optional<channel::ResumableStream::Terms>& terms = {},
-    const std::optional<RdmaPlan>& rdma = {});
+    std::optional<RdmaPlan> rdma = {});
 
 }  // namespace sluice::worker

@@ -48,7 +48,7 @@ std::unique_ptr<Endpoint> open_region(const process::Message& m, const SessionPl
 }  // namespace
 
 std::unique_ptr<Endpoint> open_endpoint(const process::Message& m, const SessionPlan& plan,
-                                        const RdmaPlan& rdma, std::string* error) {
+                                        RdmaPlan rdma, std::string* error) {
   const int socket = m.descriptor("socket"), region = m.descriptor("region");
   const bool by_rdma = plan.channel == "rdma";
   if ((plan.channel == "tcp" || plan.channel == "vsock" || by_rdma) && socket >= 0) {
@@ -58,7 +58,7 @@ std::unique_ptr<Endpoint> open_endpoint(const process::Message& m, const Session
     if (plan.network_grace_seconds > 0)
       terms = {plan.network_grace_seconds * kSecond, plan.closed_grace_seconds * kSecond};
     return make_tcp_endpoint(socket, std::move(stream), terms,
-                             by_rdma ? std::optional(rdma) : std::nullopt);
+                             by_rdma ? std::optional(std::move(rdma)) : std::nullopt);
   }
   if ((plan.channel == "shm" || plan.channel == "ivshmem") && region >= 0)
     return open_region(m, plan, region, error);

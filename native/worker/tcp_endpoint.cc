@@ -35,10 +35,10 @@ class TcpEndpoint : public Endpoint {
  public:
   TcpEndpoint(int socket, std::unique_ptr<channel::Stream> stream,
               const std::optional<channel::ResumableStream::Terms>& terms,
-              const std::optional<RdmaPlan>& rdma)
+              std::optional<RdmaPlan> rdma)
       : socket_(socket),
         terms_(terms),
-        rdma_plan_(rdma),
+        rdma_plan_(std::move(rdma)),
         stream_(std::move(stream)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
@@ -87,7 +87,7 @@ class TcpEndpoint : public Endpoint {
   void set_sleeping(bool sleeping) override {
     sleeping_.store(sleeping, std::memory_order_seq_cst);
     if (const int s = waits_on(); s >= 0) arm(EPOLL_CTL_MOD, s);
-    if (sleeping && over_rdma()) channel::rdma_arm(rdma_.get());
+    if (const auto end = sleeping ? rdma() : nullptr) channel::rdma_arm(end.get());
   }
   bool unannounced() override {
     return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
@@ -154,7 +154,7 @@ class TcpEndpoint : public Endpoint {
     last += why_;
     last.resize(size, '\0');
     if (lock) stream_->try_write(last.data(), last.size());
-    if (lock && over_rdma()) channel::rdma_flush(rdma_.get());
+    if (const auto end = lock ? rdma() : nullptr) channel::rdma_flush(end.get());
     if (resumable_)
       resumable_->end();
     else
@@ -230,6 +230,7 @@ class TcpEndpoint : public Endpoint {
   void offer_rdma(std::vector<std::byte>* said) {
     const wire::RdmaTerms offer =
         channel::offer_rdma(rdma_plan_->device, rdma_plan_->why_none, &rdma_);
+    rdma_plan_->device.reset();  // it is the connection's now
     wire::SessionRecord record;
     std::byte* const at = said->data() + sizeof(wire::OpenReply);
     std::memcpy(&record, at, sizeof record);
@@ -254,13 +255,22 @@ class TcpEndpoint : public Endpoint {
     arm(EPOLL_CTL_ADD, channel::rdma_descriptor(*rdma_));
     return true;
   }
-  // Another connection has come: by TCP.
+  // Another connection has come: by TCP. The device is let go, or it could not be removed.
   void leave_rdma() {
-    if (over_rdma_.exchange(false))
-      epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*rdma_), nullptr);
+    std::lock_guard lock(rdma_mutex_);
+    over_rdma_ = false;
+    if (rdma_) epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*rdma_), nullptr);
+    rdma_.reset();
+  }
+  std::shared_ptr<channel::RdmaConnection> rdma() const {
+    std::lock_guard lock(rdma_mutex_);
+    return over_rdma() ? rdma_ : nullptr;
   }
 
-  int waits_on() const { return over_rdma() ? channel::rdma_descriptor(*rdma_) : socket(); }
+  int waits_on() const {
+    const auto end = over_rdma() ? rdma() : nullptr;
+    return end ? channel::rdma_descriptor(*end) : socket();
+  }
   int socket() const { return resumable_ ? resumable_->socket() : socket_; }
 
   void arm(int operation, int s) {
@@ -295,8 +305,9 @@ class TcpEndpoint : public Endpoint {
 
   const int socket_;  // the first
   const std::optional<channel::ResumableStream::Terms> terms_;
-  const std::optional<RdmaPlan> rdma_plan_;
-  std::shared_ptr<channel::RdmaConnection> rdma_;  // this end of it; kept as long as this
+  std::optional<RdmaPlan> rdma_plan_;
+  mutable std::mutex rdma_mutex_;  // of the next two, once the session runs
+  std::shared_ptr<channel::RdmaConnection> rdma_;
   std::atomic<bool> over_rdma_{false};
   std::unique_ptr<channel::Stream> stream_;
   channel::ResumableStream* resumable_ = nullptr;  // the same, once it is one
@@ -320,10 +331,9 @@ class TcpEndpoint : public Endpoint {
 
 std::unique_ptr<Endpoint> make_tcp_endpoint(
     int socket, std::unique_ptr<channel::Stream> stream,
-    const std::optional<channel::ResumableStream::Terms>& terms,
-    const std::optional<RdmaPlan>& rdma) {
+    const std::optional<channel::ResumableStream::Terms>& terms, std::optional<RdmaPlan> rdma) {
   if (!stream) stream = std::make_unique<channel::PlainStream>(socket);
-  return std::make_unique<TcpEndpoint>(socket, std::move(stream), terms, rdma);
+  return std::make_unique<TcpEndpoint>(socket, std::move(stream), terms, std::move(rdma));
 }
 
 }  // namespace sluice::worker

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "channel/futex.h"
 #include "channel/thread.h"
@@ -176,7 +177,7 @@ void WorkerProcess::start_session(process::Message& m) {
   options_.waits = false;
   const SessionPlan plan = read_plan(m);
   process::log_name(plan.id, plan.grant);
-  std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, rdma_, &error);
+  std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, std::exchange(rdma_, {}), &error);
   if (!endpoint) {
     m.descriptors = {};
     return refuse(m, error);
