@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -205,6 +206,12 @@ void RdmaConnection::follow(int socket) {
   epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &e);
 }
 
+void RdmaConnection::leave() {
+  std::lock_guard lock(event_mutex_);
+  const int socket = socket_.exchange(-1);
+  if (socket >= 0) epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr);
+}
+
 // ---- waiting
 
 void RdmaConnection::fail(const std::string& why) {
@@ -285,9 +292,23 @@ void RdmaConnection::wait(Role role) {
       if (fds[2].revents) socket_over_.store(true);
     }
   }
+  judge_port();
+  sleeps_[static_cast<size_t>(role)].store(false);
+}
+
+void RdmaConnection::judge_port() {
   const uint64_t down = port_down_since_.load();
   if (down != 0 && now_ns() - down >= kPortDownNs) fail("the RDMA device's port is down");
-  sleeps_[static_cast<size_t>(role)].store(false);
+}
+
+void RdmaConnection::look() {
+  hear_device();
+  judge_port();
+  std::lock_guard lock(event_mutex_);  // it stays open meanwhile
+  const int socket = socket_.load();
+  if (socket < 0) return;
+  pollfd p{socket, POLLRDHUP, 0};
+  if (broken_.load() || poll(&p, 1, 0) > 0) shutdown(socket, SHUT_RDWR);
 }
 
 bool RdmaConnection::greet() {

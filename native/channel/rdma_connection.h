@@ -70,6 +70,7 @@ class RdmaConnection {
   bool await_greeting(int milliseconds);
   // The connection's life is this socket's from here on; it stays its owner's.
   void follow(int socket);
+  void leave();  // before it is closed
 
   ssize_t read(const iovec* parts, int count);
   bool write(iovec* parts, int count);
@@ -84,6 +85,8 @@ class RdmaConnection {
   // A descriptor that is readable once something comes after arm().
   int descriptor() const { return epoll_; }
   void arm();
+  // Hears the device; ends the socket where the connection is over.
+  void look();
   bool broken() const { return broken_.load(); }
   std::string why();  // it broke
   const RdmaDevice& device() const { return *device_; }
@@ -115,6 +118,7 @@ class RdmaConnection {
   bool nothing_for(Role role);
   void drain_events();
   void hear_device();
+  void judge_port();
   void fail(const std::string& why);
   void nudge();
   size_t there() const { return arrived_.load() - consumed_.load(); }
@@ -164,6 +168,7 @@ class RdmaStream : public Stream {
       : Stream(socket), connection_(std::move(connection)) {
     connection_->follow(socket);
   }
+  ~RdmaStream() override { connection_->leave(); }
   ssize_t read(const iovec* parts, int count) override { return connection_->read(parts, count); }
   bool write(iovec* parts, int count) override { return connection_->write(parts, count); }
   void try_write(const void* data, size_t n) override { connection_->try_write(data, n); }

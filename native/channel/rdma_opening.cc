@@ -139,6 +139,8 @@ int rdma_descriptor(const RdmaConnection& end) { return end.descriptor(); }
 void rdma_arm(RdmaConnection* end) { end->arm(); }
 void rdma_flush(RdmaConnection* end) { end->flush(); }
 
+void rdma_look(RdmaConnection* end) { end->look(); }
+
 std::string describe_rdma(const RdmaConnection& end) {
   const RdmaDevice& device = end.device();
   return device.name() + " port " + std::to_string(device.port()) + " (" + gid_text(device.gid()) +

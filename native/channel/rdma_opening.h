@@ -49,6 +49,10 @@ void rdma_arm(RdmaConnection* end);
 // Until what was written is there, or a second has passed: before the process ends.
 void rdma_flush(RdmaConnection* end);
 
+// For who is idle, now and then: hears the device, and ends the socket of a connection that is
+// over, where a reader would notice.
+void rdma_look(RdmaConnection* end);
+
 // The device, the port and the other side's GID, for a line in the log.
 std::string describe_rdma(const RdmaConnection& end);
 

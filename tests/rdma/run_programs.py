@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.demo.programs import load_programs, run_on_host  # noqa: E402
+from tests.demo.programs import load_programs, run_on_host
 
 
 def main() -> None:

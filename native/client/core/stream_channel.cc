@@ -41,11 +41,13 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
 }
 
 StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
-                             std::vector<std::byte> open_reply, Again again)
+                             std::vector<std::byte> open_reply, Again again,
+                             std::function<void()> look)
     : socket_(-1),
       stream_(std::move(stream)),
       resumable_(static_cast<channel::ResumableStream*>(stream_.get())),
       again_(std::move(again)),
+      look_(std::move(look)),
       open_reply_(std::move(open_reply)),
       lanes_(kLanes),
       in_(kReadBytes) {
@@ -176,8 +178,10 @@ void StreamChannel::watch_resumable() {
   while (!resumable_->over())
     if (resumable_->wait_for_break(std::chrono::nanoseconds(kLookEvery).count()))
       resume();
-    else
+    else {
+      if (look_) look_();
       resumable_->look(kSilentMs);
+    }
 }
 
 void StreamChannel::resume() {

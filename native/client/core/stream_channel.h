@@ -26,8 +26,9 @@ class StreamChannel : public Channel {
                 std::vector<std::byte> open_reply);
   // Makes another connection for the stream when its own breaks.
   using Again = std::function<Resumed(channel::ResumableStream* stream, std::string* error)>;
+  // `look`: done every few seconds, for what tells of a break only if it is asked.
   StreamChannel(std::unique_ptr<channel::ResumableStream> stream, std::vector<std::byte> open_reply,
-                Again again);
+                Again again, std::function<void()> look = {});
   ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -81,6 +82,7 @@ class StreamChannel : public Channel {
   std::unique_ptr<channel::Stream> stream_;
   channel::ResumableStream* resumable_ = nullptr;  // the same, if it is one
   Again again_;
+  std::function<void()> look_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;
