@@ -23,7 +23,7 @@ from tests.rigs.kvm.rig import CHECKOUT, Guest, Rig
 
 NATIVE = CHECKOUT / "build" / "native"
 HERE = Path(__file__).resolve().parent
-#: What Debian's python3-pyverbs has for the same release of Python, beside nothing else of Debian's.
+#: What Debian's python3-pyverbs has, and nothing else of Debian's; of the same release of Python.
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 SOCKET, LOG, PORT = "/tmp/server.sock", "/tmp/log", 9123
 NETWORK = (
