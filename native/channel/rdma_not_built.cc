@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "channel/rdma_opening.h"
+#include "wire/frame.h"
 
 namespace sluice::channel {
 

@@ -55,6 +55,8 @@ class WorkerRecord:
     uid: int | None = None
     #: The MPS daemon that it is a client of; empty: of none.
     mps: str = ""
+    #: The RDMA port that it was started with; empty: it knows of none.
+    rdma: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,14 @@ class WorkerStarter:
             options += ["--libraries", ":".join(self.libraries)]
         if devices:
             options += ["--visible-devices", ",".join(devices)]
-        if self.rdma:
-            options += ["--rdma", self.rdma]
         if not self._config.server.charge_libraries:
             options += ["--meter", "off"]
         record = WorkerRecord(
             worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
         )
+        if self.rdma:
+            options += ["--rdma", self.rdma]
+            record.rdma = self.rdma
         environment: Mapping[str, str] = {}
         if mps:
             record.mps, record.uid, environment = mps.daemon, mps.user.uid, mps.environment
