@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-console test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console and not rdma" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -40,6 +40,9 @@ prepare-rigs: build/.base
 	dev/install_debian.sh images
 	$(PY) dev/install_requirements.py vsphere openstack
 	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images guest-bundle
+
+test-rdma: build/.rdma programs native ## sessions over RDMA, on soft RoCE in a guest: programs, forks, hostile peers, links that go down
+	$(PY) -m pytest -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
 
 test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
 	$(PY) -m pytest -q -s -m chaos tests/chaos
@@ -140,6 +143,10 @@ build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
 build/.rig: build/.base dev/vhost_device_vsock.sh
 	dev/install_debian.sh rig
 	dev/vhost_device_vsock.sh build/tools
+	@touch $@
+
+build/.rdma: build/.rig
+	dev/install_debian.sh rdma
 	@touch $@
 
 build/.packages: build/.base

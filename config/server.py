@@ -127,9 +127,22 @@ class ServerSection(Section):
         "(empty: none)",
     )
     enable_rdma: bool = Field(
-        False, description="true or false: use RDMA (not there yet: true only logs a warning)"
+        False, description="true or false: serve clients that have RDMA over it (needs pyverbs)"
     )
-    ibverbs_device: str | None = Field(None, description="the RDMA device, such as mlx5_0")
+    ibverbs_device: str | None = Field(
+        None,
+        description="the RDMA device, such as mlx5_0 (empty: the first with a port that is up)",
+    )
+    ibverbs_port: int | None = Field(
+        None, ge=1, le=255, description="its port, {bounds} (empty: the first that is up)"
+    )
+    ibverbs_gid: int | None = Field(
+        None,
+        ge=0,
+        le=255,
+        description="the index of the port's GID, {bounds} (empty: RoCE v2, of an IPv4 address "
+        "where there is one)",
+    )
 
     libvirt_uri: str = Field(
         "qemu:///system", description="the libvirt whose guests are served, as in virsh -c"

@@ -4,11 +4,12 @@
 # `install_debian.sh demo` for `make demo` (`demo-host` without its guest), `build` for the build and the tests without
 # guests, `rig` for guests under libvirt too,
 # `console` for Chromium,
-# `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
+# `rdma` for soft RoCE in guests, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
 set -eu
-compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev"
+compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev libibverbs-dev"
 build="$compile git libgtest-dev etcd-server libvirt-clients libxml2-utils"
 rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu busybox-static kmod iproute2 udev"
+rdma="$build $rig rdma-core ibverbs-providers python3-pyverbs"
 packages="dpkg-dev rpm"
 console="$build chromium fonts-dejavu-core"
 images="$packages mmdebstrap cpio dosfstools"
@@ -18,9 +19,10 @@ demo) wanted="$compile libvirt-clients libxml2-utils $rig" ;;
 build) wanted=$build ;;
 rig) wanted="$build $rig" ;;
 console) wanted=$console ;;
+rdma) wanted=$rdma ;;
 packages) wanted=$packages ;;
 images) wanted=$images ;;
-*) echo "usage: $0 demo-host|demo|build|rig|console|packages|images" >&2; exit 2 ;;
+*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images" >&2; exit 2 ;;
 esac
 missing=
 for package in $wanted; do

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .configuration import Value
 from .findings import Finding, Verdict, bad, note, ok
+from .rdma_ports import RDMA_DEVICES, check_rdma
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 REGION_MAGIC = 0x31304E4745524C53  # "SLREGN01", native/channel/slot.h
@@ -39,7 +40,11 @@ _REGISTER_BYTES = 256
 _OWN_ID = 8
 
 
-def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) -> list[Finding]:
+def check_channels(
+    settings: dict[str, Value],
+    pci_devices: Path = PCI_DEVICES,
+    rdma_devices: Path = RDMA_DEVICES,
+) -> list[Finding]:
     """Every channel that the settings allow; one good one is enough."""
     wanted = settings["client.channel"].text
     results: list[Finding] = []
@@ -55,6 +60,12 @@ def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) 
         results.append(found)
         if found.verdict is Verdict.OK:
             return [note(r.subject, r.text) for r in results[:-1]] + [found]
+    if wanted == "rdma" or (wanted == "auto" and settings["client.enable_net"].true):
+        port = check_rdma(settings["client.ibverbs_device"].text, rdma_devices)
+        if wanted == "rdma" and port.verdict is Verdict.OK:
+            # whether its node has RDMA too, only a session tells
+            return [port, check_controller(settings["controller.controller_addr"])]
+        results.append(port if wanted == "rdma" else note(port.subject, port.text))
     if wanted in ("auto", "vsock"):
         answer = check_vsock()
         if wanted == "vsock" or answer is not None:

@@ -2,8 +2,8 @@
 """`sluice-server --check`: what sessions of this host would run on, and what is missing.
 
 Called by server.__main__. Reads the configuration and looks at files; starts nothing and loads
-nothing. Exit status 0 if sessions would find a driver, whatever libraries are missing: only the
-programs that need those fail.
+nothing. Exit status 0 if sessions would find a driver, and RDMA where that is wanted, whatever
+libraries are missing: only the programs that need those fail.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.config.server import ServerConfig
 from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
 from sluice.server.gpus.discovery import find_driver
+from sluice.server.rdma.ports import RdmaError, choose, read_ports
 
 
 def check(config: ServerConfig, out: TextIO | None = None) -> int:
@@ -36,6 +37,13 @@ def check(config: ServerConfig, out: TextIO | None = None) -> int:
     except (NativeFileMissing, FileNotFoundError) as error:
         say("BAD", "driver", str(error))
         bad, driver = 1, None
+    if section.enable_rdma:
+        try:
+            chosen = choose(section, read_ports())
+            say("ok", "rdma", f"{chosen.describe()}; the node's label rdma is {chosen.reach}")
+        except RdmaError as error:
+            say("BAD", "rdma", str(error), "sessions go over TCP until then; docs/rdma.md")
+            bad = 1
     if driver and driver.is_none:
         say("note", "driver", "none: this host gives no GPU, and its guests' are other hosts'")
         return bad

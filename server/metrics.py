@@ -20,6 +20,8 @@ from sluice.server.gpus import figures as gpu_figures
 from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.gpus.figures import GpuReader, Reading
 from sluice.server.gpus.health import GpuHealth
+from sluice.server.rdma import figures as rdma_figures
+from sluice.server.rdma.figures import RdmaFigures
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.workers.warm import WarmWorkers
 
@@ -71,6 +73,7 @@ class ServerMetrics:
         workers: WarmWorkers,
         controller: ControllerLink,
         health: GpuHealth,
+        rdma: RdmaFigures,
     ) -> None:
         self._node = node
         self._gpus = gpus
@@ -89,6 +92,7 @@ class ServerMetrics:
         ).labels("server", own_version()).set(1)
         ProcessCollector(registry=self.registry)
         self.registry.register(FamilyCollector(FAMILIES, self._fill))
+        self.registry.register(FamilyCollector(rdma_figures.FAMILIES, rdma.fill))
         self.registry.register(FamilyCollector(gpu_figures.FAMILIES, self._fill_readings))
         self.registry.register(sessions.registry)
 

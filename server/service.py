@@ -44,6 +44,7 @@ from sluice.server.start_up import (
     data_tls,
     library_folders,
     lock_run_dir,
+    rdma_port,
 )
 from sluice.server.workers.mps import MpsDaemons, control_program, problem_here
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
@@ -87,8 +88,7 @@ class Server:
         """Starts everything; raises StartError."""
         section = self._config.server
         self._lock = lock_run_dir(section.run_dir)
-        if section.enable_rdma:
-            log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
+        self._rdma = rdma_port(section)
         driver = chosen_driver(section)
         starter = self._make_parts(driver)
         if self._daemons:
@@ -142,6 +142,9 @@ class Server:
             start_seconds=section.worker_start_seconds,
         )
         self._side = NodeSide(config)
+        if self._rdma:
+            starter.rdma = self._rdma.option
+            self._side.found_labels["rdma"] = self._rdma.reach
         self._controller = self._link(config, self._side)
         self._lifecycle = SessionLifecycle(
             section.node_name,
@@ -216,6 +219,7 @@ class Server:
             data_tls(self._config),
             ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
             section.bulk_connections,
+            rdma=self._rdma is not None,
         )
         advertised = section.advertise_addr or reachable_address(
             address, self._config.controller.grpc_targets[0]
@@ -262,6 +266,7 @@ class Server:
             return
         from sluice.server.listeners.metrics_port import MetricsListener
         from sluice.server.metrics import ServerMetrics
+        from sluice.server.rdma.figures import RdmaFigures
 
         metrics = ServerMetrics(
             self._config.server.node_name,
@@ -271,6 +276,7 @@ class Server:
             workers=self._workers,
             controller=self._controller,
             health=self._gpus.health,
+            rdma=RdmaFigures(self._rdma),
         )
         try:
             self._metrics_listener = MetricsListener(section, self._config.tls, metrics.scrape)

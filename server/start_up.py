@@ -19,6 +19,7 @@ from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
 from sluice.server.gpus.discovery import Driver, find_driver
 from sluice.server.listeners.addresses import StartError
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, load_kernel_tls
+from sluice.server.rdma.ports import ChosenPort, RdmaError, choose, read_ports
 from sluice.server.sessions.code_cache import CodeCache
 
 log = logging.getLogger("sluice.server")
@@ -96,6 +97,19 @@ def data_tls(config: ServerConfig) -> DataTls | None:
     kernel = "the kernel has TLS" if load_kernel_tls() else "the kernel has no TLS"
     log.info("data port: %s", kernel)
     return tls
+
+
+def rdma_port(section: ServerSection) -> ChosenPort | None:
+    """The port for sessions over RDMA. Without it, which is said, they go over TCP."""
+    if not section.enable_rdma:
+        return None
+    try:
+        chosen = choose(section, read_ports())
+    except RdmaError as error:
+        log.error("no session goes over RDMA: %s", error)
+        return None
+    log.info("RDMA: %s; the node's label rdma is %s", chosen.describe(), chosen.reach)
+    return chosen
 
 
 def code_cache(section: ServerSection) -> CodeCache | None:

@@ -62,10 +62,10 @@ const std::vector<int>& refused() {
 }
 
 const std::vector<int>& refused_without_devices() {
-  static const std::vector<int> calls = {SYS_bind,     SYS_listen,   SYS_socket,    SYS_socketpair,
-                                         SYS_connect,  SYS_unlink,   SYS_unlinkat,  SYS_rename,
-                                         SYS_renameat, SYS_mkdir,    SYS_mkdirat,   SYS_rmdir,
-                                         SYS_creat,    SYS_truncate, SYS_renameat2, SYS_ioctl};
+  static const std::vector<int> calls = {SYS_bind,     SYS_listen,   SYS_socket,   SYS_socketpair,
+                                         SYS_connect,  SYS_unlink,   SYS_unlinkat, SYS_rename,
+                                         SYS_renameat, SYS_mkdir,    SYS_mkdirat,  SYS_rmdir,
+                                         SYS_creat,    SYS_truncate, SYS_renameat2};
   return calls;
 }
 
@@ -112,9 +112,12 @@ std::vector<Refusal> others() {
   return all;
 }
 
-std::vector<Refusal> refusals(bool software) {
+std::vector<Refusal> refusals(bool software, bool rdma) {
   std::vector<Refusal> all = others();
   constexpr uint32_t kWriting = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC;
+  // The one request of an RDMA device's file, which was opened before.
+  constexpr uint32_t kVerbs = 0xc0181b01;  // RDMA_VERBS_IOCTL
+  if (software && rdma) all.push_back({SYS_ioctl, {{1, Test::Is::kNeitherOf, kVerbs, kVerbs}}});
   if (software) {
     all.push_back({SYS_open, {{1, Test::Is::kAnyBitOf, kWriting}}});
     all.push_back({SYS_openat, {{2, Test::Is::kAnyBitOf, kWriting}}});
@@ -199,11 +202,12 @@ bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error) {
   return true;
 }
 
-bool restrict_system_calls(bool software, std::string* error) {
+bool restrict_system_calls(bool software, bool rdma, std::string* error) {
   keep_to_chosen_ports();
   std::vector<int> calls = refused();
   if (software)
     calls.insert(calls.end(), refused_without_devices().begin(), refused_without_devices().end());
+  if (software && !rdma) calls.push_back(SYS_ioctl);
   std::vector<sock_filter> f;
   const auto load = [&](size_t offset) {
     f.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)));
@@ -221,7 +225,7 @@ bool restrict_system_calls(bool software, std::string* error) {
     f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(nr), 0, 1));
     f.push_back(deny);
   }
-  for (const Refusal& refusal : refusals(software)) append(refusal, deny, &f);
+  for (const Refusal& refusal : refusals(software, rdma)) append(refusal, deny, &f);
   // Threads yes, processes no: clone without CLONE_THREAD. clone3 and openat2 hide their flags, so
   // they are said not to exist and callers fall back to the older ones.
   f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat2, 0, 1));

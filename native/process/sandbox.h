@@ -15,7 +15,8 @@ bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error);
 
 // Refuses every system call that has no business in a worker: programs, other processes, mounts,
 // modules, keys, listening sockets. `software`: the software GPU needs no devices, so sockets to
-// anywhere, signals to others and changing the file tree go too.
-bool restrict_system_calls(bool software, std::string* error);
+// anywhere, signals to others and changing the file tree go too. `rdma`: but what an RDMA device
+// that is open already is asked by.
+bool restrict_system_calls(bool software, bool rdma, std::string* error);
 
 }  // namespace sluice::process

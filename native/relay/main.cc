@@ -158,7 +158,7 @@ void Relay::start_session(process::Message& m) {
   if (!open_at(target, &connected, &opened))
     return refuse(opened.error, opened.status ? opened.status : kNotReady);
   // From here on a client is listened to; nothing has to be opened or connected any more.
-  if (options_.sandbox && !process::restrict_system_calls(true, &error))
+  if (options_.sandbox && !process::restrict_system_calls(true, false, &error))
     return refuse(error, kUnknown);
   if (!map_slot(m, &mapped, &error)) return refuse(error, kUnknown);
   wire::OpenReply reply;
@@ -248,7 +248,7 @@ void Relay::dial(const Target& target, const Resuming& session, uint32_t epoch, 
     }
     channel::sleep_ns(pause);
   }
-  if (options_.sandbox && !process::restrict_system_calls(true, &error))
+  if (options_.sandbox && !process::restrict_system_calls(true, false, &error))
     return pump_->end({wire::EndCause::kWorkerFailed, error}, kUnknown);
   pump_->carry(std::move(connected.stream), connected.socket);
   pump_->outlive(epoch + channel::kFirstLink, [this] { lost(); });
@@ -283,7 +283,7 @@ int Relay::run() {
   std::string error;
   process::join_cgroup(options_.cgroup);
   if (!process::drop_privileges(options_.uid, options_.gid, &error) ||
-      (options_.sandbox && !process::restrict_system_calls(false, &error))) {
+      (options_.sandbox && !process::restrict_system_calls(false, false, &error))) {
     process::log_error(error);
     return 1;
   }

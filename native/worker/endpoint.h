@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "channel/rdma_opening.h"
 #include "channel/region.h"
 #include "channel/resumable_stream.h"
 #include "channel/stream.h"
@@ -93,6 +94,14 @@ class Endpoint {
   // For clients that share no such word. Those that do have nothing to be told.
   virtual void tell_library_memory(const wire::LibraryMemory& memory) = 0;
   virtual uint64_t bytes_in() const = 0;
+  // Whether it goes over RDMA now, which was agreed when the record was published.
+  virtual bool over_rdma() const { return false; }
+};
+
+// What an endpoint offers its client, where the session is to go over RDMA.
+struct RdmaPlan {
+  std::shared_ptr<channel::RdmaDevice> device;  // null: it could not be opened
+  std::string why_none = "its worker was started without --rdma";
 };
 
 // A formatted slot of the region (formats it: the session starts blank).
@@ -103,9 +112,11 @@ std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, 
 // A slot that is mapped, formatted and blank.
 std::unique_ptr<Endpoint> make_shm_endpoint(channel::MappedSlot slot);
 // A connected socket, from which the server has read the OpenSession frame, and its stream where it
-// is not plain. With `terms` the session outlives the connection.
+// is not plain. With `terms` the session outlives the connection; with `rdma` it goes over that as
+// soon as its client agrees.
 std::unique_ptr<Endpoint> make_tcp_endpoint(
     int socket, std::unique_ptr<channel::Stream> stream = {},
-    const std::optional<channel::ResumableStream::Terms>& terms = {});
+    const std::optional<channel::ResumableStream::Terms>& terms = {},
+    std::optional<RdmaPlan> rdma = {});
 
 }  // namespace sluice::worker

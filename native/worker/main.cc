@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
                "sluice-worker: %s\nusage: sluice-worker --id ID --control FD --driver PATH "
                "[--libraries DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N | "
                "--confine session] [--cgroup PATH] [--sandbox on|off] [--meter on|off] "
-               "[--concurrent on|off]\nStarted "
+               "[--concurrent on|off] [--rdma NAME[:PORT[:GID]]]\nStarted "
                "by sluice-server; docs/protocol.md says how.\n",
                error.c_str());
   return 2;

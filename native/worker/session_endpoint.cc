@@ -48,15 +48,17 @@ std::unique_ptr<Endpoint> open_region(const process::Message& m, const SessionPl
 }  // namespace
 
 std::unique_ptr<Endpoint> open_endpoint(const process::Message& m, const SessionPlan& plan,
-                                        std::string* error) {
+                                        RdmaPlan rdma, std::string* error) {
   const int socket = m.descriptor("socket"), region = m.descriptor("region");
-  if ((plan.channel == "tcp" || plan.channel == "vsock") && socket >= 0) {
+  const bool by_rdma = plan.channel == "rdma";
+  if ((plan.channel == "tcp" || plan.channel == "vsock" || by_rdma) && socket >= 0) {
     std::unique_ptr<channel::Stream> stream;
     if (!m.text("tls").empty() && !(stream = secure_stream(socket, m, error))) return nullptr;
     std::optional<channel::ResumableStream::Terms> terms;
     if (plan.network_grace_seconds > 0)
       terms = {plan.network_grace_seconds * kSecond, plan.closed_grace_seconds * kSecond};
-    return make_tcp_endpoint(socket, std::move(stream), terms);
+    return make_tcp_endpoint(socket, std::move(stream), terms,
+                             by_rdma ? std::optional(std::move(rdma)) : std::nullopt);
   }
   if ((plan.channel == "shm" || plan.channel == "ivshmem") && region >= 0)
     return open_region(m, plan, region, error);

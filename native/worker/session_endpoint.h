@@ -14,7 +14,7 @@ namespace sluice::worker {
 // Takes the channel's descriptor: what is left of it is closed with the endpoint. nullptr with
 // `error`.
 std::unique_ptr<Endpoint> open_endpoint(const process::Message& message, const SessionPlan& plan,
-                                        std::string* error);
+                                        RdmaPlan rdma, std::string* error);
 
 // The connection that the message `resume` brings. nullptr with `error`.
 std::unique_ptr<channel::ResumableStream::Connection> open_connection(

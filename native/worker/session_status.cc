@@ -8,6 +8,11 @@
 
 namespace sluice::worker {
 
+std::string channel_of(Session& session) {
+  const std::string& planned = session.plan.channel;
+  return planned == "rdma" && !session.endpoint().over_rdma() ? "tcp" : planned;
+}
+
 std::map<std::string, std::string> session_status(Session* session) {
   std::map<std::string, std::string> v;
   v["pid"] = std::to_string(getpid());
@@ -15,7 +20,7 @@ std::map<std::string, std::string> session_status(Session* session) {
   if (!session) return v;
   v["id"] = session->plan.id;
   v["grant"] = session->plan.grant;
-  v["channel"] = session->plan.channel;
+  v["channel"] = channel_of(*session);
   v["commands"] = std::to_string(session->figures.commands.load());
   v["round_trips"] = std::to_string(session->figures.round_trips.load());
   v["bytes_in"] = std::to_string(session->bytes_in());

@@ -10,6 +10,9 @@ namespace sluice::worker {
 
 class Session;
 
+// What it goes over now: a session that was to go over RDMA may have come to TCP.
+std::string channel_of(Session& session);
+
 // nullptr: it has none yet. Never waits for the GPU.
 std::map<std::string, std::string> session_status(Session* session);
 

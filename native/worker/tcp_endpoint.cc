@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint over a TCP connection, or one after the other: frames in, replies out. Shares no
-// memory.
+// The endpoint over a TCP connection, or one after the other, or over RDMA beside the first of
+// them: frames in, replies out. Shares no memory.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "channel/futex.h"
+#include "channel/rdma_opening.h"
+#include "process/log.h"
 #include "worker/endpoint.h"
 
 namespace sluice::worker {
@@ -32,9 +34,11 @@ constexpr uint32_t kSilentMs = 10'000;    // where another connection may follow
 class TcpEndpoint : public Endpoint {
  public:
   TcpEndpoint(int socket, std::unique_ptr<channel::Stream> stream,
-              const std::optional<channel::ResumableStream::Terms>& terms)
+              const std::optional<channel::ResumableStream::Terms>& terms,
+              std::optional<RdmaPlan> rdma)
       : socket_(socket),
         terms_(terms),
+        rdma_plan_(std::move(rdma)),
         stream_(std::move(stream)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
@@ -65,6 +69,7 @@ class TcpEndpoint : public Endpoint {
   }
   bool empty() override {
     if (unannounced()) return false;
+    if (over_rdma()) return !stream_->readable();
     pollfd p{socket(), POLLIN, 0};
     return p.fd >= 0 && poll(&p, 1, 0) <= 0;  // without one somebody has to wait for the next
   }
@@ -86,7 +91,8 @@ class TcpEndpoint : public Endpoint {
   // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
   void set_sleeping(bool sleeping) override {
     sleeping_.store(sleeping, std::memory_order_seq_cst);
-    if (const int s = socket(); s >= 0) arm(EPOLL_CTL_MOD, s);
+    if (const int s = waits_on(); s >= 0) arm(EPOLL_CTL_MOD, s);
+    if (const auto end = sleeping ? rdma() : nullptr) channel::rdma_arm(end.get());
   }
   bool unannounced() override {
     return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed) ||
@@ -154,6 +160,7 @@ class TcpEndpoint : public Endpoint {
     last += why_;
     last.resize(size, '\0');
     if (lock) stream_->try_write(last.data(), last.size());
+    if (const auto end = lock ? rdma() : nullptr) channel::rdma_flush(end.get());
     if (resumable_)
       resumable_->end();
     else
@@ -161,9 +168,11 @@ class TcpEndpoint : public Endpoint {
   }
 
   bool publish_record(std::span<const std::byte> all, std::string* error) override {
-    iovec part{const_cast<std::byte*>(all.data()), all.size()};
+    std::vector<std::byte> said(all.begin(), all.end());
+    if (rdma_plan_) offer_rdma(&said);
+    iovec part{said.data(), said.size()};
     std::lock_guard lock(send_mutex_);
-    if (stream_->write(&part, 1)) {
+    if (stream_->write(&part, 1) && agree_on_rdma()) {
       if (terms_) begin_records();
       return true;
     }
@@ -179,6 +188,7 @@ class TcpEndpoint : public Endpoint {
     reply(wire::kNoLane, 0, 0, std::as_bytes(std::span(&memory, 1)), {}, {});
   }
   uint64_t bytes_in() const override { return received_.load(std::memory_order_relaxed); }
+  bool over_rdma() const override { return over_rdma_.load(std::memory_order_acquire); }
 
  private:
   Got read(std::byte* to, size_t n) {
@@ -222,6 +232,51 @@ class TcpEndpoint : public Endpoint {
     return Got::kFrame;
   }
 
+  // Behind the record, of which its size says that it belongs to it.
+  void offer_rdma(std::vector<std::byte>* said) {
+    const wire::RdmaTerms offer =
+        channel::offer_rdma(rdma_plan_->device, rdma_plan_->why_none, &rdma_);
+    rdma_plan_->device.reset();  // it is the connection's now
+    wire::SessionRecord record;
+    std::byte* const at = said->data() + sizeof(wire::OpenReply);
+    std::memcpy(&record, at, sizeof record);
+    record.record_bytes += static_cast<uint32_t>(sizeof offer);
+    std::memcpy(at, &record, sizeof record);
+    const auto* bytes = reinterpret_cast<const std::byte*>(&offer);
+    said->insert(said->end(), bytes, bytes + sizeof offer);
+  }
+  // False: the client is lost.
+  bool agree_on_rdma() {
+    if (!rdma_) return true;
+    std::string why;
+    if (!channel::settle_rdma_offer(stream_.get(), socket_, &rdma_, &why)) return false;
+    if (!rdma_) {
+      process::log_error("the session goes over TCP, not over RDMA: " + why);
+      return true;
+    }
+    process::log_info("the session goes over RDMA, by " + channel::describe_rdma(*rdma_));
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, socket_, nullptr);
+    stream_ = channel::rdma_stream(socket_, rdma_);
+    over_rdma_ = true;
+    arm(EPOLL_CTL_ADD, channel::rdma_descriptor(*rdma_));
+    return true;
+  }
+  // Another connection has come: by TCP. The device is let go, or it could not be removed.
+  void leave_rdma() {
+    std::lock_guard lock(rdma_mutex_);
+    over_rdma_ = false;
+    if (rdma_) epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*rdma_), nullptr);
+    rdma_.reset();
+  }
+  std::shared_ptr<channel::RdmaConnection> rdma() const {
+    std::lock_guard lock(rdma_mutex_);
+    return over_rdma() ? rdma_ : nullptr;
+  }
+
+  int waits_on() const {
+    const auto end = over_rdma() ? rdma() : nullptr;
+    return end ? channel::rdma_descriptor(*end) : socket();
+  }
   int socket() const { return resumable_ ? resumable_->socket() : socket_; }
 
   void arm(int operation, int s) {
@@ -247,7 +302,10 @@ class TcpEndpoint : public Endpoint {
         std::make_unique<channel::ResumableStream::Connection>(socket_, std::move(stream_)),
         *terms_);
     resumable_ = resumable.get();
-    resumable_->on_connection = [this](int s) { follow(s); };
+    resumable_->on_connection = [this](int s) {
+      leave_rdma();
+      follow(s);
+    };
     // One that is closed would wake the sleepers for as long as it is there.
     resumable_->on_break = [this](int s) { epoll_ctl(epoll_, EPOLL_CTL_DEL, s, nullptr); };
     stream_ = std::move(resumable);
@@ -255,6 +313,10 @@ class TcpEndpoint : public Endpoint {
 
   const int socket_;  // the first
   const std::optional<channel::ResumableStream::Terms> terms_;
+  std::optional<RdmaPlan> rdma_plan_;
+  mutable std::mutex rdma_mutex_;  // of the next two, once the session runs
+  std::shared_ptr<channel::RdmaConnection> rdma_;
+  std::atomic<bool> over_rdma_{false};
   std::unique_ptr<channel::Stream> stream_;
   channel::ResumableStream* resumable_ = nullptr;  // the same, once it is one
   int epoll_, wakes_;
@@ -277,9 +339,9 @@ class TcpEndpoint : public Endpoint {
 
 std::unique_ptr<Endpoint> make_tcp_endpoint(
     int socket, std::unique_ptr<channel::Stream> stream,
-    const std::optional<channel::ResumableStream::Terms>& terms) {
+    const std::optional<channel::ResumableStream::Terms>& terms, std::optional<RdmaPlan> rdma) {
   if (!stream) stream = std::make_unique<channel::PlainStream>(socket);
-  return std::make_unique<TcpEndpoint>(socket, std::move(stream), terms);
+  return std::make_unique<TcpEndpoint>(socket, std::move(stream), terms, std::move(rdma));
 }
 
 }  // namespace sluice::worker

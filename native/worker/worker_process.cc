@@ -2,11 +2,13 @@
 #include "worker/worker_process.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "channel/futex.h"
 #include "channel/thread.h"
@@ -31,6 +33,7 @@ constexpr int kLastWorkMs = 2'000;
 // How long the last words of a process may take. What keeps them from being said keeps nothing
 // else.
 constexpr unsigned kLastWordsSeconds = 5;
+constexpr rlim_t kLockedBytes = 64 << 20;  // by RDMA, which takes less
 
 process::End lost(Endpoint& endpoint) {
   using wire::EndCause;
@@ -46,6 +49,7 @@ bool WorkerProcess::prepare(std::string* error) {
   process::join_cgroup(options_.cgroup);
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
+  allow_locked_memory();
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // MPS knows its clients by their user, which they are before the driver begins.
   if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
@@ -63,9 +67,33 @@ bool WorkerProcess::prepare(std::string* error) {
   return false;
 }
 
+// How much memory it may lock is said while it may say so; whoever may not keeps what he has.
+void WorkerProcess::allow_locked_memory() {
+  const rlimit wanted{kLockedBytes, kLockedBytes};
+  rlimit had{};
+  if (options_.rdma.empty() || getrlimit(RLIMIT_MEMLOCK, &had) != 0) return;
+  if (had.rlim_cur < kLockedBytes && setrlimit(RLIMIT_MEMLOCK, &wanted) != 0)
+    process::log_info("RLIMIT_MEMLOCK stays as it is");
+}
+
+// As the user that the process stays, since the kernel takes nothing from who has become another
+// after he opened the device; and before the filter, after which nothing is opened for writing.
+// Where it fails sessions go over TCP, and their clients are told why.
+void WorkerProcess::open_rdma() {
+  if (options_.rdma.empty()) return;
+  channel::RdmaChoice choice;
+  if (channel::read_rdma_choice(options_.rdma, &choice))
+    rdma_.device = channel::RdmaDevice::open(choice, &rdma_.why_none);
+  else
+    rdma_.why_none = "--rdma " + options_.rdma + " is no NAME[:PORT[:GID]]";
+  if (!rdma_.device) process::log_error("no session goes over RDMA: " + rdma_.why_none);
+}
+
 bool WorkerProcess::confine(uint32_t uid, uint32_t gid, std::string* error) {
-  return process::drop_privileges(uid, gid, error) &&
-         (!options_.sandbox || process::restrict_system_calls(gpus_[0].software(), error));
+  if (!process::drop_privileges(uid, gid, error)) return false;
+  open_rdma();
+  return !options_.sandbox ||
+         process::restrict_system_calls(gpus_[0].software(), rdma_.device != nullptr, error);
 }
 
 // The user of its grant, before anything of the client's is looked at.
@@ -149,7 +177,7 @@ void WorkerProcess::start_session(process::Message& m) {
   options_.waits = false;
   const SessionPlan plan = read_plan(m);
   process::log_name(plan.id, plan.grant);
-  std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, &error);
+  std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, std::exchange(rdma_, {}), &error);
   if (!endpoint) {
     m.descriptors = {};
     return refuse(m, error);
@@ -174,8 +202,9 @@ void WorkerProcess::run_session() {
   for (const auto& v : plan.vgpus)
     what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
             "% of " + v.device;
-  process::log_info("session started over " + plan.channel + ":" + what);
-  control_.send("started", {{"id", plan.id}});
+  const std::string channel = channel_of(*session_);
+  process::log_info("session started over " + channel + ":" + what);
+  control_.send("started", {{"id", plan.id}, {"channel", channel}});
   if (!DeviceOutput::instance().take_errors(&error) || !executor_->start())
     executor_->end(
         {wire::EndCause::kWorkerFailed,

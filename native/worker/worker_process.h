@@ -29,6 +29,8 @@ class WorkerProcess {
 
  private:
   bool prepare(std::string* error);
+  void allow_locked_memory();
+  void open_rdma();
   bool confine(uint32_t uid, uint32_t gid, std::string* error);
   bool become(const process::Message& message, std::string* error);
   void announce();
@@ -48,6 +50,7 @@ class WorkerProcess {
   ServerBroker broker_{control_};
   std::unique_ptr<Driver> driver_;
   std::vector<Gpu> gpus_;
+  RdmaPlan rdma_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Executor> executor_;
   int client_pidfd_ = -1;

@@ -48,6 +48,8 @@ class NodeSide:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        #: What the server found out about its host; [node] labels overrule it.
+        self.found_labels: dict[str, str] = {}
 
     def speak_for(self, parts: NodeParts) -> None:
         """These are the server's, from now on."""
@@ -92,7 +94,7 @@ class NodeSide:
             holds=parts.lifecycle.holds.reports(),
             labels=[
                 rpc.Label(name=name, value=value)
-                for name, value in sorted(self._config.node.labels.items())
+                for name, value in sorted((self.found_labels | self._config.node.labels).items())
             ],
         )
 

@@ -126,11 +126,15 @@ class DataPort:
         tls: DataTls | None = None,
         terms: ResumeTerms | None = None,
         subflows: int = 0,
+        *,
+        rdma: bool = False,
     ) -> None:
         """`terms`: how long sessions outlive their connections; None: they do not. `subflows`: how
-        many connections for bulk a session may have besides.
+        many connections for bulk a session may have besides. `rdma`: workers can take clients'
+        sessions over RDMA.
         """
         self._subflows = subflows
+        self._rdma = rdma
         self._tls = tls
         self._terms = terms
         self._address = address
@@ -317,7 +321,7 @@ class DataPort:
         asked, rest = opened
         assignment = expected.assignment
         requester = Requester(
-            channel="tcp",
+            channel="rdma" if self._rdma and asked.takes_rdma and not assignment.relay else "tcp",
             host=host,
             program=asked.program or assignment.program,
         )

@@ -280,7 +280,7 @@ class SessionFigures:
         moved = {channel: Counter(sums) for channel, sums in self._moved.items()}
         for followed in self._followed.values():
             moved.setdefault(followed.session.requester.channel, Counter()).update(_moved(followed))
-        for channel in sorted({"shm", "ivshmem", "vsock", "tcp", *here, *moved}):
+        for channel in sorted({"shm", "ivshmem", "vsock", "rdma", "tcp", *here, *moved}):
             samples.add("sluice_server_sessions", here[channel], channel)
             samples.add("sluice_server_sessions_disconnected", waiting[channel], channel)
             samples.add("sluice_server_sessions_started_total", self._started[channel], channel)

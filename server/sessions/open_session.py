@@ -73,6 +73,11 @@ class OpenSession:
         return bool(self.flags & OpenFlags.RESUMABLE)
 
     @property
+    def takes_rdma(self) -> bool:
+        """Whether the client has an RDMA device and knows the offer of a connection over it."""
+        return bool(self.flags & OpenFlags.TAKES_RDMA)
+
+    @property
     def takes_relay(self) -> bool:
         """Whether the client knows slots that carry bytes to a worker on another host."""
         return bool(self.flags & OpenFlags.TAKES_RELAY)

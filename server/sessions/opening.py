@@ -135,6 +135,8 @@ class SessionOpener:
         undo.callback(requester.close)
         worker = await self._take(grant, [granted.vgpus[place] for place in places])
         undo.callback(worker.end, NOT_STARTED, grace=0)
+        if requester.channel == "rdma" and not worker.record.rdma:
+            requester.channel = "tcp"  # it was started by a server that had no RDMA, or no word of it
         return new_session(self._log_dir, replace(request, requester=requester), grant, worker)
 
     async def _take(self, grant: SessionGrant, vgpus: list[GrantedVgpu]) -> Worker:
@@ -205,7 +207,9 @@ class SessionOpener:
                 code=self._code(session, request.channel, folders),
                 client_pidfd=session.requester.pidfd,
             )
-            await session.worker.start_session(start)
+            started = await session.worker.start_session(start)
+        # One that was to be RDMA may be TCP.
+        session.requester.channel = started.get("channel") or session.requester.channel
 
     def _vgpus(self, session: Session) -> tuple[WorkerVgpu, ...]:
         vgpus = [(place, session.vgpus[place]) for place in session.places]

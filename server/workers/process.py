@@ -55,6 +55,8 @@ class WorkerRecord:
     uid: int | None = None
     #: The MPS daemon that it is a client of; empty: of none.
     mps: str = ""
+    #: The RDMA port that it was started with; empty: it knows of none.
+    rdma: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class WorkerStarter:
         self._config = config
         self.files = files
         self.libraries = [str(folder) for folder in libraries]
+        #: The RDMA port that workers open, NAME:PORT:GID; empty: none.
+        self.rdma = ""
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
         section = config.server
         self.cgroups = None if self._systemd else SessionCgroups(section.session_pids)
@@ -152,6 +156,9 @@ class WorkerStarter:
         record = WorkerRecord(
             worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
         )
+        if self.rdma:
+            options += ["--rdma", self.rdma]
+            record.rdma = self.rdma
         environment: Mapping[str, str] = {}
         if mps:
             record.mps, record.uid, environment = mps.daemon, mps.user.uid, mps.environment

@@ -172,6 +172,9 @@ def test_the_committed_ones_are_locked_and_named_by_commands() -> None:
             "ResumeSession",
             "ResumeReply",
             "ResumeProof",
+            "RdmaOffer",
+            "RdmaAnswer",
+            "RdmaVerdict",
         ),
         *("Ping", "ReadOutput"),
     }

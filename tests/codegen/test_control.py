@@ -93,7 +93,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, was: str, becomes: str, said: st
         ),
         (
             {"channel": "smoke"},
-            "session: channel is 'smoke'; one of shm, ivshmem, vsock, tcp is wanted",
+            "session: channel is 'smoke'; one of shm, ivshmem, vsock, tcp, rdma is wanted",
         ),
         ({"vgpus": "65"}, "session: vgpus is '65'; a number from 1 to 64 is wanted"),
         ({"vgpus": "٢"}, "session: vgpus is '٢'; a number from 1 to 64 is wanted"),

@@ -57,6 +57,8 @@ class StaticOptions:
     network_grace_seconds: int = 60
     bulk_connections: int = 4
     run_together: bool = False  # as in control_plane.py
+    rdma: bool = False
+    bind: str = "127.0.0.1"
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
@@ -79,6 +81,8 @@ class StaticOptions:
             "enable_relay": False,
             "network_grace_seconds": self.network_grace_seconds,
             "bulk_connections": self.bulk_connections,
+            "enable_rdma": self.rdma,
+            "bind_addr": self.bind,
             **users,
             **more,
         }
@@ -173,6 +177,8 @@ def main() -> None:
     parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
     parser.add_argument("--bulk-connections", type=int, default=4, help="at most, of a session")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
+    parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
+    parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)
 

@@ -202,6 +202,7 @@ Config read_config() {
   r.read(setting::kServerSocket, &c.server_socket);
   r.take(setting::kChannel, &c.channel);
   r.read(setting::kIvshmem, &c.ivshmem);
+  r.read(setting::kIbverbsDevice, &c.ibverbs_device);
   r.read(setting::kEnableNet, &c.enable_net);
   r.read(setting::kLogToScreen, &c.log_to_screen);
   r.read(setting::kVgpuCount, &c.vgpu_count);

@@ -35,8 +35,9 @@ struct Config {
   bool token_file_named = false;
   std::string server_socket = setting::kServerSocket.initial;
   std::string channel = setting::kChannel.initial;
-  std::string ivshmem;   // resource file, "" = find it
-  std::string log_file;  // "" = none
+  std::string ivshmem;         // resource file, "" = find it
+  std::string ibverbs_device;  // NAME[:PORT[:GID]], "" = find it
+  std::string log_file;        // "" = none
   bool log_to_screen = setting::kLogToScreen.initial;
   bool enable_net = setting::kEnableNet.initial;
   uint32_t vgpu_count = setting::kVgpuCount.initial;

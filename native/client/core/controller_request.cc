@@ -356,7 +356,11 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request,
   std::string* error = &refusal->text;
   ControllerRequest question(config, request);
   HttpAnswer answer;
-  if (!question.prepare(config, error) || !question.ask(&answer, error)) return false;
+  if (!question.prepare(config, error)) return false;
+  if (!question.ask(&answer, error)) {
+    refusal->unreached = true;
+    return false;
+  }
   const JsonObject body(answer.body);
   if (answer.status < 200 || answer.status > 299) {
     *error = body.text("detail");

@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include "channel/rdma_device.h"
+#include "client/core/log.h"
+
 namespace sluice::client {
 
 std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
@@ -12,7 +15,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   // What is near leads to one node only (or to another by its relay).
   if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty() &&
       c.job.empty())
-    return open_tcp(c, request, refusal);
+    return open_tcp(c, request, Rdma::kNo, refusal);
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
     return open_unix(c.server_socket, request, c.options, refusal);
   if (any || c.channel == "ivshmem") {
@@ -23,6 +26,16 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
       return nullptr;
     }
   }
+  if (c.channel == "rdma") return open_tcp(c, request, Rdma::kOnly, refusal);
+  std::string no_rdma;
+  const bool rdma = any && c.enable_net && channel::RdmaDevice::any(&no_rdma);
+  if (rdma) {
+    // A node that cannot be reached may still be by what follows; one that was has been asked.
+    auto channel = open_tcp(c, request, Rdma::kIfThere, refusal);
+    if (channel || !refusal->unreached) return channel;
+    log_line(LogLevel::kInfo, "not by RDMA: " + refusal->text);
+    *refusal = {};
+  }
   std::string no_vsock;
   if (c.channel == "vsock" || (any && find_vsock(&no_vsock)))
     return open_vsock(request, c.options, refusal);
@@ -32,7 +45,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                     "; the network is disabled (enable_net)";
     return nullptr;
   }
-  auto channel = open_tcp(c, request, refusal);
+  auto channel = open_tcp(c, request, Rdma::kNo, refusal);
   if (!channel && any)
     refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
   return channel;

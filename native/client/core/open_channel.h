@@ -13,8 +13,8 @@
 namespace sluice::client {
 
 // On the channel that the user named, or on the first of those there are: the server's socket on a
-// GPU host, then what a guest has of its host (ivshmem, vsock), then the network. Waits for the
-// grant. Without one: nullptr, and why.
+// GPU host, then the region that a guest has of its host, RDMA where this machine has a device for
+// it, vsock, TCP. Waits for the grant. Without one: nullptr, and why.
 std::unique_ptr<Channel> open_channel(const Config& config, const wire::OpenSession& request,
                                       Refusal* refusal);
 
@@ -25,7 +25,9 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::Op
                                       const RequestOptions& options, Refusal* refusal);
 std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOptions& options,
                                     Refusal* refusal);
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
+// Over the network: by TCP, or by RDMA where both sides have it.
+enum class Rdma { kNo, kIfThere, kOnly };
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request, Rdma rdma,
                                   Refusal* refusal);
 
 // A connection on which a byte makes this guest's host look at its region, -1 where there is no

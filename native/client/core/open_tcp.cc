@@ -9,8 +9,10 @@
 
 #include "channel/dial.h"
 #include "channel/opening.h"
+#include "channel/rdma_opening.h"
 #include "client/core/controller_request.h"
 #include "client/core/end_notice.h"
+#include "client/core/log.h"
 #include "client/core/nodes_channel.h"
 #include "client/core/open_channel.h"
 #include "client/core/resume.h"
@@ -31,10 +33,46 @@ uint32_t subflows_of(const Config& config) {
   return worth < 2 ? 0 : worth;
 }
 
+using Connection = channel::ResumableStream::Connection;
+
+// Puts RDMA in the place of the connection's stream where both sides have it; the connection stays
+// what tells of the end. False: there is no session, `error` says why.
+bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> reply,
+                  Connection* connection, std::weak_ptr<channel::RdmaConnection>* moved,
+                  std::string* error) {
+  std::string why = "its server does not know it, or has [server] enable_rdma = false";
+  std::shared_ptr<channel::RdmaConnection> end;
+  wire::RdmaTerms offer;
+  channel::RdmaChoice choice;
+  if (!channel::read_rdma_choice(config.ibverbs_device, &choice)) {
+    why = "ibverbs_device is \"" + config.ibverbs_device + "\", and NAME[:PORT[:GID]] is wanted";
+    offer = {};
+  }
+  if (channel::find_rdma_offer(reply, &offer) &&
+      !channel::answer_rdma_offer(connection->stream.get(), connection->socket, offer, choice, &end,
+                                  &why)) {
+    *error = "the connection was lost while RDMA was agreed";
+    return false;
+  }
+  if (end) {
+    log_line(LogLevel::kInfo, "the session goes over RDMA, by " + channel::describe_rdma(*end));
+    *moved = end;
+    connection->stream = channel::rdma_stream(connection->socket, std::move(end));
+    return true;
+  }
+  if (rdma == Rdma::kOnly) {
+    *error = "SLUICE_CHANNEL is rdma, and there is no RDMA to the session's node: " + why;
+    return false;
+  }
+  log_line(LogLevel::kInfo, "the session goes over TCP, as there is no RDMA to its node: " + why);
+  return true;
+}
+
 std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request,
-                                 const Ticket& ticket, Refusal* refusal) {
+                                 const Ticket& ticket, Rdma rdma, Refusal* refusal) {
   std::string* error = &refusal->text;
   std::memcpy(request.key, ticket.key.data(), ticket.key.size());
+  if (rdma != Rdma::kNo) request.flags |= wire::kTakesRdma;
   SessionAddress where{.address = ticket.address,
                        .port = ticket.port,
                        .tls = ticket.tls,
@@ -55,12 +93,17 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
+  std::weak_ptr<channel::RdmaConnection> by_rdma;
+  if (rdma != Rdma::kNo &&
+      !move_to_rdma(config, rdma, opened.reply, connection.get(), &by_rdma, error))
+    return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
   if (reply.network_grace_seconds == 0)
     return std::make_unique<StreamChannel>(std::exchange(connection->socket, -1),
                                            std::move(connection->stream), std::move(opened.reply));
   const SessionProof session{reply.session_id, ticket.key};
+  const bool moved = !by_rdma.expired();
   const auto dial = [where](std::string* trouble) {
     return connect_to(where, kAgainSeconds, trouble);
   };
@@ -71,24 +114,27 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
       [dial, session](channel::ResumableStream* stream, std::string* trouble) {
         return resume_by(dial, session, stream, trouble);
       },
-      StreamChannel::Subflows{subflows_of(config),
+      StreamChannel::Subflows{moved ? 0 : subflows_of(config),
                               [dial, session](channel::ResumableStream* stream, uint32_t epoch,
                                               uint32_t number, std::string* trouble) {
                                 return open_subflow(dial, session, stream, epoch, number, trouble);
-                              }});
+                              }},
+      [by_rdma = std::move(by_rdma)] {
+        if (const auto end = by_rdma.lock()) channel::rdma_look(end.get());
+      });
 }
 
 }  // namespace
 
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request, Rdma rdma,
                                   Refusal* refusal) {
   request.channel = wire::ChannelKind::kTcp;
   std::vector<Ticket> tickets;
   if (!ask_for_session(config, request, &tickets, refusal)) return nullptr;
-  if (tickets.size() == 1) return connect(config, request, tickets[0], refusal);
+  if (tickets.size() == 1) return connect(config, request, tickets[0], rdma, refusal);
   std::vector<NodesChannel::Node> nodes;
   for (const Ticket& ticket : tickets) {
-    auto channel = connect(config, request, ticket, refusal);
+    auto channel = connect(config, request, ticket, rdma, refusal);
     if (!channel) {
       refusal->text = "node " + ticket.node + " of " + std::to_string(tickets.size()) +
                       " that have the vGPUs: " + refusal->text;

@@ -42,12 +42,14 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
 }
 
 StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
-                             std::vector<std::byte> open_reply, Again again, Subflows subflows)
+                             std::vector<std::byte> open_reply, Again again, Subflows subflows,
+                             std::function<void()> look)
     : socket_(-1),
       stream_(std::move(stream)),
       resumable_(static_cast<channel::ResumableStream*>(stream_.get())),
       again_(std::move(again)),
       subflows_(std::move(subflows)),
+      look_(std::move(look)),
       open_reply_(std::move(open_reply)),
       lanes_(kLanes),
       in_(kReadBytes) {
@@ -180,8 +182,10 @@ void StreamChannel::watch_resumable() {
       resume();
     else if (uint32_t epoch; resumable_->take_wish(&epoch))
       open_subflows(epoch);
-    else
+    else {
+      if (look_) look_();
       resumable_->look(kSilentMs);
+    }
 }
 
 // For large copies, once for each connection.

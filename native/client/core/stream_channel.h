@@ -33,8 +33,9 @@ class StreamChannel : public Channel {
     uint32_t most;
     Subflow open;
   };
+  // `look`: done every few seconds, for what tells of a break only if it is asked.
   StreamChannel(std::unique_ptr<channel::ResumableStream> stream, std::vector<std::byte> open_reply,
-                Again again, Subflows subflows = {});
+                Again again, Subflows subflows = {}, std::function<void()> look = {});
   ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -90,6 +91,7 @@ class StreamChannel : public Channel {
   channel::ResumableStream* resumable_ = nullptr;  // the same, if it is one
   Again again_;
   Subflows subflows_;
+  std::function<void()> look_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;

@@ -116,6 +116,24 @@ TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
   EXPECT_EQ(digits_of(proof), golden().at("resume_proof"));
 }
 
+TEST(Protocol, AnEndOfAnRdmaConnectionHasTheGoldenBytes) {
+  RdmaTerms terms{};
+  terms.header = kHeader;
+  terms.status = 100;
+  terms.queue_pair = 17;
+  terms.first_packet = 0xabcdef;
+  terms.path_mtu = 3;
+  count(terms.gid, 200);
+  terms.area = 0x7f0011223344;
+  terms.area_key = 0x1a2b3c4d;
+  terms.ring_bytes = 1 << 20;
+  terms.receives = 256;
+  terms.lid = 5;
+  count(terms.reserved, 6);
+  put(terms.message, "no port is up");
+  EXPECT_EQ(digits_of(terms), golden().at("rdma_terms"));
+}
+
 TEST(Protocol, ADeviceRecordHasTheGoldenBytes) {
   DeviceRecord d{};
   d.window_begin = 0x200000000000;

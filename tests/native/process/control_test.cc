@@ -146,7 +146,7 @@ TEST(Message, IsHeldAgainstTheRegistry) {
            Case{"id", "mine",
                 "session: id is \"mine\"; an even number of hexadecimal digits is wanted"},
            Case{"channel", "smoke",
-                "session: channel is \"smoke\"; one of shm, ivshmem, vsock, tcp is wanted"},
+                "session: channel is \"smoke\"; one of shm, ivshmem, vsock, tcp, rdma is wanted"},
            Case{"vgpus", "65", "session: vgpus is \"65\"; a number from 1 to 64 is wanted"},
            Case{"vgpus", "18446744073709551617",
                 "session: vgpus is \"18446744073709551617\"; a number from 1 to 64 is wanted"},

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <pthread.h>
+#include <rdma/rdma_user_ioctl_cmds.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -35,11 +36,12 @@ namespace {
 constexpr int kNotConfined = 255;
 
 // How the child ended: what `ask` returned (an errno, 0 for done), or -signal.
-int confined(bool software, const std::function<int()>& ask) {
+int confined(bool software, const std::function<int()>& ask, bool rdma = false) {
   const pid_t child = fork();
   if (child == 0) {
     std::string error;
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !restrict_system_calls(software, &error))
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        !restrict_system_calls(software, rdma, &error))
       _exit(kNotConfined);
     _exit(ask());
   }
@@ -283,6 +285,19 @@ TEST(NvidiaDriver, KeepsItsDevices) {
             EBADF);
   EXPECT_EQ(confined(false, [] { return result(ioctl(-1, FIOSETOWN, nullptr)); }), EPERM);
   EXPECT_EQ(confined(false, [] { return result(ioctl(-1, SIOCSPGRP, nullptr)); }), EPERM);
+}
+
+TEST(ConfinedWithRdma, TheVerbsRequestGetsThroughAndNoOther) {
+  const unsigned long verbs = RDMA_VERBS_IOCTL;
+  const auto ask = [=](unsigned long request) {
+    return [=] { return result(ioctl(-1, request, nullptr)); };
+  };
+  EXPECT_EQ(confined(true, ask(verbs)), EPERM);
+  EXPECT_EQ(confined(true, ask(verbs), true), EBADF);  // the kernel has seen it
+  EXPECT_EQ(confined(true, ask(FIONREAD), true), EPERM);
+  EXPECT_EQ(confined(true, ask(TIOCSTI), true), EPERM);
+  EXPECT_EQ(confined(false, ask(TIOCSTI), true), EPERM);
+  EXPECT_EQ(confined(false, ask(verbs)), EBADF);
 }
 
 TEST(Privileges, AreGoneForGood) {

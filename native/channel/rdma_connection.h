@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// One end of a reliable RDMA connection as a stream of bytes (docs/decisions/0008). What is sent is
+// put into a stage of this side's and written from there straight into the other side's ring, each
+// piece by one write with immediate data, whose completion there is what says that it has come: no
+// word of memory is looked at to learn that. Room is given back the same way, by credits.
+//
+// The other side can write into the area that it was told of and nowhere else; what stands there is
+// copied out before anybody looks at it, and its counts are held against what was sent.
+//
+// As for any Stream, one thread reads at a time and one writes. Threads that wait look at the
+// completion queues for a moment, then sleep on the queues' event channel, the device's events and
+// the socket over which the connection was agreed, whose end is the connection's.
+#pragma once
+
+#include <poll.h>
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "channel/rdma_device.h"
+#include "channel/rdma_memory.h"
+#include "channel/stream.h"
+#include "wire/protocol.h"
+
+struct ibv_comp_channel;
+struct ibv_cq;
+struct ibv_qp;
+struct ibv_wc;
+
+namespace sluice::channel {
+
+// How long it is worth looking before sleeping: what is waited for comes after about as long as it
+// did the last times. Grows where it came soon after that, shrinks where it did not.
+class SpinTime {
+ public:
+  uint64_t nanoseconds() const { return nanoseconds_; }
+  void waited(uint64_t so_long) {
+    if (so_long <= nanoseconds_) return;
+    nanoseconds_ =
+        so_long < 2 * kMost ? std::min(kMost, 2 * so_long) : std::max(kLeast, nanoseconds_ / 2);
+  }
+
+ private:
+  // A round trip over a near network; longer than the most takes processors from who works.
+  static constexpr uint64_t kLeast = 100'000, kMost = 400'000;
+  uint64_t nanoseconds_ = kLeast;
+};
+
+class RdmaConnection {
+ public:
+  // Everything of this end, not connected yet. nullptr with `error`.
+  static std::shared_ptr<RdmaConnection> make(std::shared_ptr<RdmaDevice> device,
+                                              std::string* error);
+  ~RdmaConnection();
+  RdmaConnection(const RdmaConnection&) = delete;
+
+  // What the other side has to know, without a header.
+  wire::RdmaTerms terms() const;
+  // Whether terms make sense: they are somebody else's words.
+  static bool sound(const wire::RdmaTerms& other);
+  // Both ends are to be connected before one of them writes. False with `error`.
+  bool connect(const wire::RdmaTerms& other, std::string* error);
+  // Shows the other side that it is reached.
+  bool greet();
+  bool await_greeting(int milliseconds);
+  // The connection's life is this socket's from here on; it stays its owner's.
+  void follow(int socket);
+  void leave();  // before it is closed
+
+  ssize_t read(const iovec* parts, int count);
+  bool write(iovec* parts, int count);
+  void try_write(const void* data, size_t n);
+  bool readable();
+  bool writable();
+  // Until what was written is there. False: it was not within a second.
+  bool flush();
+  // Nothing more is written; waits, for a moment, until what was written is there.
+  void finish();
+
+  // A descriptor that is readable once something comes after arm().
+  int descriptor() const { return epoll_; }
+  void arm();
+  // Hears the device; ends the socket where the connection is over.
+  void look();
+  bool broken() const { return broken_.load(); }
+  std::string why();  // it broke
+  const RdmaDevice& device() const { return *device_; }
+
+ private:
+  enum class Role { kReader, kWriter };
+  enum class Kind : uint32_t { kData = 0, kCredit = 1, kFinish = 2, kGreeting = 3 };
+  static constexpr uint32_t kPieces = 256;    // under way in each direction, with data
+  static constexpr uint32_t kReceives = 320;  // and credits, the greeting, the end
+  static constexpr uint32_t kSends = 320;     // posted at a time
+  static constexpr uint32_t kOfCredits = 48;  // of these, kept for others than data
+  static constexpr uint32_t kInline = 192;
+
+  explicit RdmaConnection(std::shared_ptr<RdmaDevice> device);
+  bool build(std::string* error);
+  bool make_queue_pair(std::string* error);
+  bool post_receives(uint32_t count);
+
+  // Looks at the queues; what came is counted.
+  void progress(bool insist);           // insist: also where another thread does
+  bool take(const ibv_wc& completion);  // false: the other side breaks the rules
+  void reap();                          // post_mutex_ held
+  bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled);
+  size_t room() const;
+  size_t await_room();
+  void give_credit();
+  void arm_for(Role role);
+  void wait(Role role);
+  bool nothing_for(Role role);
+  void drain_events();
+  void hear_device();
+  void judge_port();
+  void fail(const std::string& why);
+  void nudge();
+  size_t there() const { return arrived_.load() - consumed_.load(); }
+  size_t take_bytes(const iovec* parts, int count);
+
+  const std::shared_ptr<RdmaDevice> device_;
+  const Verbs& verbs_;
+  const int owner_;  // its process: a child of it owns nothing here
+  struct Objects;
+  std::unique_ptr<Objects> objects_;
+  std::unique_ptr<RdmaMemory> memory_;
+  int epoll_ = -1;
+  int nudges_[2] = {-1, -1};  // by Role
+  std::atomic<bool> sleeps_[2] = {false, false};
+  SpinTime patience_[2];  // of who reads and who writes, each its own
+  std::atomic<int> socket_{-1};
+  uint32_t first_packet_ = 0;
+  uint32_t inline_ = 0;
+  wire::RdmaTerms other_{};
+  std::atomic<bool> broken_{false}, socket_over_{false};
+  std::atomic<bool> finished_{false}, greeted_{false};  // by the other side
+  std::atomic<uint64_t> port_down_since_{0};            // 0: it is up
+
+  std::mutex receive_mutex_;  // of the receive queue, and of:
+  uint64_t credits_taken_ = 0;
+  std::atomic<uint64_t> arrived_{0}, pieces_arrived_{0};    // ever
+  std::atomic<uint64_t> released_{0}, pieces_released_{0};  // of what was sent, by credits
+
+  std::atomic<uint64_t> consumed_{0};  // the reader's own
+  uint64_t credited_ = 0, pieces_credited_ = 0, credits_given_ = 0;
+
+  std::mutex post_mutex_;                    // of the send queue, and of:
+  std::array<uint64_t, kSends> position_{};  // of the stream behind each piece, by its number
+  std::atomic<uint64_t> posted_{0};          // pieces, credits and so on
+  uint64_t unsignaled_ = 0, unsignaled_bytes_ = 0;
+  std::atomic<uint64_t> retired_{0}, completed_{0};  // of posted_, and of sent_
+  std::atomic<uint64_t> sent_{0}, pieces_sent_{0};
+
+  std::mutex event_mutex_;  // of the event channel, and of:
+  std::string why_;
+};
+
+// The same as a Stream, whose socket only tells of the end.
+class RdmaStream : public Stream {
+ public:
+  RdmaStream(int socket, std::shared_ptr<RdmaConnection> connection)
+      : Stream(socket), connection_(std::move(connection)) {
+    connection_->follow(socket);
+  }
+  ~RdmaStream() override { connection_->leave(); }
+  ssize_t read(const iovec* parts, int count) override { return connection_->read(parts, count); }
+  bool write(iovec* parts, int count) override { return connection_->write(parts, count); }
+  void try_write(const void* data, size_t n) override { connection_->try_write(data, n); }
+  bool pending() const override { return connection_->readable(); }
+  bool readable() const override { return connection_->readable(); }
+  bool writable() const override { return connection_->writable(); }
+  bool wait_readable(int milliseconds) const override {
+    connection_->arm();
+    pollfd p[2] = {{connection_->descriptor(), POLLIN, 0}, {socket_, POLLIN, 0}};
+    return readable() || poll(p, 2, milliseconds) > 0;
+  }
+  void finish() override {
+    connection_->finish();
+    Stream::finish();
+  }
+
+ private:
+  const std::shared_ptr<RdmaConnection> connection_;
+};
+
+}  // namespace sluice::channel

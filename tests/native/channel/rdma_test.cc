@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// An RDMA connection as a stream of bytes, and what a hostile other side can do to it: nothing but
+// end it. Skipped on machines without RDMA; `make test-rdma` runs it in a guest with soft RoCE.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "channel/futex.h"
+#include "channel/rdma_opening.h"
+#include "channel/rdma_verbs.h"
+#include "tests/native/channel/rdma_pair.h"
+#include "wire/frame.h"
+
+namespace sluice::channel {
+namespace {
+
+#define NEEDS_RDMA(pair)                                                 \
+  RdmaPair pair;                                                         \
+  {                                                                      \
+    std::string error;                                                   \
+    if (!(pair).open(&error)) GTEST_SKIP() << "no RDMA here: " << error; \
+  }
+
+std::vector<char> some_bytes(size_t n, unsigned seed) {
+  std::vector<char> bytes(n);
+  for (size_t i = 0; i < n; ++i) {
+    seed = seed * 1664525 + 1013904223;
+    bytes[i] = static_cast<char>(seed >> 24);
+  }
+  return bytes;
+}
+
+TEST(Rdma, WhatIsWrittenIsReadInAnySizes) {
+  NEEDS_RDMA(pair);
+  const auto sent = some_bytes(9 << 20, 1);  // more than the ring holds, several times
+  std::thread writer([&] {
+    size_t at = 0, n = 1;
+    while (at < sent.size()) {
+      n = std::min(n * 3 % 700'001 + 1, sent.size() - at);
+      ASSERT_TRUE(write_all(*pair.ends[0], sent.data() + at, n));
+      at += n;
+    }
+    pair.ends[0]->finish();
+  });
+  std::vector<char> got(sent.size() + 1);
+  size_t at = 0, n = 7;
+  for (;;) {
+    n = n * 5 % 300'007 + 1;
+    const iovec parts[2] = {{got.data() + at, std::min<size_t>(n / 3, got.size() - at)},
+                            {got.data() + at + n / 3, n}};
+    const ssize_t read =
+        at + n / 3 + n <= got.size()
+            ? pair.ends[1]->read(parts, 2)
+            : pair.ends[1]->read(std::array<iovec, 1>{{{got.data() + at, got.size() - at}}}.data(),
+                                 1);
+    ASSERT_GE(read, 0);
+    if (read == 0) break;
+    at += static_cast<size_t>(read);
+  }
+  writer.join();
+  EXPECT_EQ(at, sent.size());
+  got.resize(at);
+  EXPECT_TRUE(got == sent);
+}
+
+TEST(Rdma, BothDirectionsAtOnceAndManySmallPieces) {
+  NEEDS_RDMA(pair);
+  constexpr int kPieces = 5000;
+  std::vector<std::thread> threads;
+  for (int side = 0; side < 2; ++side) {
+    threads.emplace_back([&, side] {
+      for (int i = 0; i < kPieces; ++i) ASSERT_TRUE(write_all(*pair.ends[side], &i, sizeof i));
+    });
+    threads.emplace_back([&, side] {
+      for (int i = 0, got = -1; i < kPieces; ++i) {
+        ASSERT_TRUE(read_all(*pair.ends[side], &got, sizeof got));
+        ASSERT_EQ(got, i);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+TEST(Rdma, AWriterWaitsForRoomAndASleeperIsWoken) {
+  NEEDS_RDMA(pair);
+  const auto sent = some_bytes(6 << 20, 2);
+  std::thread writer([&] { ASSERT_TRUE(write_all(*pair.ends[0], sent.data(), sent.size())); });
+  sleep_ns(300'000'000);  // it sleeps for lack of room, long behind its spinning
+  std::vector<char> got(sent.size());
+  ASSERT_TRUE(read_all(*pair.ends[1], got.data(), got.size()));
+  writer.join();
+  EXPECT_TRUE(got == sent);
+  int word = 0;
+  std::thread reader([&] { ASSERT_TRUE(read_all(*pair.ends[0], &word, sizeof word)); });
+  sleep_ns(300'000'000);
+  const int said = 42;
+  ASSERT_TRUE(write_all(*pair.ends[1], &said, sizeof said));
+  reader.join();
+  EXPECT_EQ(word, 42);
+}
+
+TEST(Rdma, ADescriptorTellsWhoHasArmed) {
+  NEEDS_RDMA(pair);
+  pollfd p{pair.ends[0]->descriptor(), POLLIN, 0};
+  pair.ends[0]->arm();
+  EXPECT_FALSE(pair.ends[0]->readable());
+  EXPECT_EQ(poll(&p, 1, 0), 0);
+  const int said = 7;
+  ASSERT_TRUE(write_all(*pair.ends[1], &said, sizeof said));
+  EXPECT_EQ(poll(&p, 1, 10'000), 1);
+  EXPECT_TRUE(pair.ends[0]->readable());
+  int got = 0;
+  ASSERT_TRUE(read_all(*pair.ends[0], &got, sizeof got));
+  pair.ends[0]->arm();
+  EXPECT_EQ(poll(&p, 1, 0), 0);
+  // The end of the socket beside it tells, too.
+  shutdown(pair.sockets[1], SHUT_RDWR);
+  EXPECT_EQ(poll(&p, 1, 10'000), 1);
+  const iovec part{&got, sizeof got};
+  EXPECT_EQ(pair.ends[0]->read(&part, 1), 0);
+}
+
+TEST(Rdma, WhatCameBeforeTheSocketEndedIsStillToBeHad) {
+  NEEDS_RDMA(pair);
+  const auto sent = some_bytes(100'000, 3);
+  ASSERT_TRUE(write_all(*pair.ends[0], sent.data(), sent.size()));
+  ASSERT_TRUE(pair.ends[0]->flush());
+  shutdown(pair.sockets[0], SHUT_RDWR);
+  std::vector<char> got(sent.size());
+  ASSERT_TRUE(read_all(*pair.ends[1], got.data(), got.size()));
+  EXPECT_TRUE(got == sent);
+  char more;
+  const iovec part{&more, 1};
+  EXPECT_EQ(pair.ends[1]->read(&part, 1), 0);
+}
+
+TEST(Rdma, AnEndThatIsDestroyedIsNoticed) {
+  NEEDS_RDMA(pair);
+  pair.ends[1].reset();
+  const auto bytes = some_bytes(64 << 10, 4);
+  while (write_all(*pair.ends[0], bytes.data(), bytes.size()))  // until the adapter gives up
+    ;
+  char more;
+  const iovec part{&more, 1};
+  EXPECT_EQ(pair.ends[0]->read(&part, 1), -1);
+  EXPECT_NE(pair.ends[0]->why(), "");
+}
+
+// A child has neither the memory nor the queues, and leaves its parent's alone.
+TEST(Rdma, AForkedChildDisturbsNothing) {
+  NEEDS_RDMA(pair);
+  const auto sent = some_bytes(3 << 20, 5);
+  std::atomic<bool> good{false};
+  std::thread reader([&] {
+    std::vector<char> got(sent.size());
+    good = read_all(*pair.ends[1], got.data(), got.size()) && got == sent;
+  });
+  ASSERT_TRUE(write_all(*pair.ends[0], sent.data(), 1 << 20));
+  const pid_t child = fork();
+  if (child == 0) {
+    std::vector<char> touched(16 << 20, 1);
+    pair.ends[0].reset();  // as its exit handlers might
+    pair.ends[1].reset();
+    _exit(touched[12345] == 1 ? 0 : 1);
+  }
+  ASSERT_TRUE(write_all(*pair.ends[0], sent.data() + (1 << 20), 1 << 20));
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  ASSERT_TRUE(write_all(*pair.ends[0], sent.data() + (2 << 20), 1 << 20));
+  reader.join();
+  EXPECT_TRUE(good);
+}
+
+// ---- a hostile other side: an end whose queue pair does what it likes
+
+class HostileEnd {
+ public:
+  explicit HostileEnd(std::string* error) {
+    device_ = RdmaDevice::open({}, error);
+    if (!device_) return;
+    const Verbs& v = device_->verbs();
+    domain_ = v.ibv_alloc_pd(device_->context());
+    memory_.resize(1 << 16);
+    region_ = (v.ibv_reg_mr)(domain_, memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE);
+    queue_ = v.ibv_create_cq(device_->context(), 1024, nullptr, nullptr, 0);
+    ibv_qp_init_attr a{};
+    a.send_cq = a.recv_cq = queue_;
+    a.qp_type = IBV_QPT_RC;
+    a.cap.max_send_wr = 512;
+    a.cap.max_recv_wr = 512;
+    a.cap.max_send_sge = a.cap.max_recv_sge = 1;
+    pair_ = v.ibv_create_qp(domain_, &a);
+    ibv_qp_attr q{};
+    q.qp_state = IBV_QPS_INIT;
+    q.port_num = device_->port();
+    v.ibv_modify_qp(pair_, &q,
+                    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  }
+  ~HostileEnd() {
+    if (!device_) return;
+    const Verbs& v = device_->verbs();
+    v.ibv_destroy_qp(pair_);
+    v.ibv_destroy_cq(queue_);
+    v.ibv_dereg_mr(region_);
+    v.ibv_dealloc_pd(domain_);
+  }
+  bool there() const { return device_ != nullptr; }
+  // The victim is connected to it, and it to the victim.
+  void meet(RdmaConnection& victim) {
+    wire::RdmaTerms mine{};
+    mine.queue_pair = pair_->qp_num;
+    mine.path_mtu = device_->mtu();
+    std::memcpy(mine.gid, device_->gid(), sizeof mine.gid);
+    mine.ring_bytes = 1 << 20;
+    mine.receives = 256;
+    std::string error;
+    ASSERT_TRUE(victim.connect(mine, &error)) << error;
+    other_ = victim.terms();
+    const Verbs& v = device_->verbs();
+    ibv_qp_attr q{};
+    q.qp_state = IBV_QPS_RTR;
+    q.path_mtu = static_cast<ibv_mtu>(device_->mtu());
+    q.dest_qp_num = other_.queue_pair;
+    q.rq_psn = other_.first_packet;
+    q.max_dest_rd_atomic = 1;
+    q.min_rnr_timer = 12;
+    q.ah_attr.is_global = 1;
+    q.ah_attr.port_num = device_->port();
+    std::memcpy(q.ah_attr.grh.dgid.raw, other_.gid, sizeof other_.gid);
+    q.ah_attr.grh.sgid_index = device_->gid_index();
+    q.ah_attr.grh.hop_limit = 64;
+    ASSERT_EQ(
+        0, v.ibv_modify_qp(pair_, &q,
+                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                               IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    q = {};
+    q.qp_state = IBV_QPS_RTS;
+    q.timeout = 14;
+    q.retry_cnt = 7;
+    q.rnr_retry = 1;  // it does not wait for ever
+    q.max_rd_atomic = 1;
+    ASSERT_EQ(0, v.ibv_modify_qp(pair_, &q,
+                                 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                                     IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+  }
+  // What comes of it.
+  ibv_wc_status attack(ibv_wr_opcode opcode, uint64_t to, uint32_t key, size_t n, uint32_t said) {
+    ibv_sge piece{reinterpret_cast<uintptr_t>(memory_.data()), static_cast<uint32_t>(n),
+                  region_->lkey};
+    ibv_send_wr wr{}, *bad;
+    wr.sg_list = &piece;
+    wr.num_sge = n > 0 ? 1 : 0;
+    wr.opcode = opcode;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.imm_data = htonl(said);
+    wr.wr.rdma.remote_addr = to;
+    wr.wr.rdma.rkey = key;
+    if (ibv_post_send(pair_, &wr, &bad) != 0) return IBV_WC_GENERAL_ERR;
+    ibv_wc completion{};
+    const uint64_t until = now_ns() + 20'000'000'000;
+    while (ibv_poll_cq(queue_, 1, &completion) == 0) {
+      if (now_ns() > until) return IBV_WC_FATAL_ERR;
+      sleep_ns(100'000);
+    }
+    return completion.status;
+  }
+  const wire::RdmaTerms& other() const { return other_; }
+  std::vector<char>& memory() { return memory_; }
+
+ private:
+  std::shared_ptr<RdmaDevice> device_;
+  ibv_pd* domain_ = nullptr;
+  ibv_mr* region_ = nullptr;
+  ibv_cq* queue_ = nullptr;
+  ibv_qp* pair_ = nullptr;
+  std::vector<char> memory_;
+  wire::RdmaTerms other_{};
+};
+
+#define NEEDS_HOSTILE(hostile, victim)                                            \
+  std::string error;                                                              \
+  HostileEnd hostile(&error);                                                     \
+  if (!(hostile).there()) GTEST_SKIP() << "no RDMA here: " << error;              \
+  const auto victim = RdmaConnection::make(RdmaDevice::open({}, &error), &error); \
+  ASSERT_TRUE(victim) << error;                                                   \
+  (hostile).meet(*victim)
+
+ssize_t read_some(RdmaConnection& end) {
+  char to[256];
+  const iovec part{to, sizeof to};
+  return end.read(&part, 1);
+}
+
+TEST(HostileRdma, ItWritesWhereItMayAndNowhereElse) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  EXPECT_EQ(hostile.attack(IBV_WR_RDMA_WRITE, t.area + kCreditPage, t.area_key, 64, 0),
+            IBV_WC_SUCCESS);
+  // Before its beginning, and behind its end, where the stage lies.
+  const uint64_t behind = t.area + kCreditPage + t.ring_bytes;
+  EXPECT_EQ(hostile.attack(IBV_WR_RDMA_WRITE, behind - 32, t.area_key, 64, 0),
+            IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST(HostileRdma, ItCannotReadNotEvenWhatItMayWrite) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  const ibv_wc_status status =
+      hostile.attack(IBV_WR_RDMA_READ, t.area + kCreditPage, t.area_key, 64, 0);
+  EXPECT_TRUE(status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR) << status;
+}
+
+TEST(HostileRdma, ItReachesNoOtherSessionsMemory) {
+  NEEDS_HOSTILE(hostile, victim);
+  // Another session's, with everything about it known but that it is of another domain.
+  const auto other = RdmaConnection::make(RdmaDevice::open({}, &error), &error);
+  ASSERT_TRUE(other) << error;
+  const wire::RdmaTerms t = other->terms();
+  EXPECT_EQ(hostile.attack(IBV_WR_RDMA_WRITE, t.area, t.area_key, 64, 0), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST(HostileRdma, AWrongKeyReachesNothing) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  EXPECT_EQ(hostile.attack(IBV_WR_RDMA_WRITE, t.area, t.area_key ^ 0x5500, 64, 0),
+            IBV_WC_REM_ACCESS_ERR);
+}
+
+// What the other side says has come, without its having room for it, and so on: the connection ends
+// with a reason, and nothing is read that was not written.
+TEST(HostileRdma, NonsenseEndsTheConnection) {
+  constexpr uint32_t kData = 0, kCredit = 1u << 30, kMost = (1u << 30) - 1;
+  for (uint32_t said :
+       {kData | 0, kData | kMost, kData | (3u << 20), kCredit | 1, kCredit | kMost}) {
+    NEEDS_HOSTILE(hostile, victim);
+    const wire::RdmaTerms& t = hostile.other();
+    EXPECT_EQ(
+        hostile.attack(IBV_WR_RDMA_WRITE_WITH_IMM, t.area + kCreditPage, t.area_key, 16, said),
+        IBV_WC_SUCCESS);
+    EXPECT_EQ(read_some(*victim), -1) << said;
+    EXPECT_NE(victim->why(), "") << said;
+    EXPECT_FALSE(write_all(*victim, "x", 1)) << said;
+  }
+}
+
+TEST(HostileRdma, CreditForWhatWasNeverSentEndsTheConnection) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  hostile.memory()[0] = 1;  // one byte, where none was sent
+  EXPECT_EQ(hostile.attack(IBV_WR_RDMA_WRITE_WITH_IMM, t.area, t.area_key, 16, 1u << 30),
+            IBV_WC_SUCCESS);
+  EXPECT_EQ(read_some(*victim), -1);
+  EXPECT_NE(victim->why(), "");
+}
+
+// More pieces than may be under way: the adapter lets it wait, and it is the one that gives up.
+TEST(HostileRdma, AFloodIsHeldUpAtItsOwnEnd) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  ibv_wc_status last = IBV_WC_SUCCESS;
+  for (int i = 0; i < 1000 && last == IBV_WC_SUCCESS; ++i)
+    last = hostile.attack(IBV_WR_RDMA_WRITE_WITH_IMM, t.area + kCreditPage, t.area_key, 1, 1);
+  EXPECT_EQ(last, IBV_WC_RNR_RETRY_EXC_ERR);
+}
+
+TEST(HostileRdma, TermsThatMakeNoSenseAreRefused) {
+  NEEDS_RDMA(pair);
+  const wire::RdmaTerms good = pair.ends[0]->terms();
+  ASSERT_TRUE(RdmaConnection::sound(good));
+  const auto bad = [&](auto change) {
+    wire::RdmaTerms t = good;
+    change(t);
+    return !RdmaConnection::sound(t);
+  };
+  EXPECT_TRUE(bad([](auto& t) { t.ring_bytes = 0; }));
+  EXPECT_TRUE(bad([](auto& t) { t.ring_bytes = 4096; }));
+  EXPECT_TRUE(bad([](auto& t) { t.ring_bytes = 3 << 20; }));
+  EXPECT_TRUE(bad([](auto& t) { t.ring_bytes = 1u << 31; }));
+  EXPECT_TRUE(bad([](auto& t) { t.receives = 0; }));
+  EXPECT_TRUE(bad([](auto& t) { t.receives = ~0u; }));
+  EXPECT_TRUE(bad([](auto& t) { t.path_mtu = 0; }));
+  EXPECT_TRUE(bad([](auto& t) { t.path_mtu = 6; }));
+  EXPECT_TRUE(bad([](auto& t) { t.queue_pair = 1u << 24; }));
+  EXPECT_TRUE(bad([](auto& t) { t.first_packet = 1u << 24; }));
+  EXPECT_TRUE(bad([](auto& t) { t.lid = 1u << 16; }));
+}
+
+// ---- without a device: what is read of what others wrote
+
+TEST(RdmaOpening, AnOfferIsFoundBehindTheRecordAndNowhereElse) {
+  std::vector<std::byte> reply(sizeof(wire::OpenReply) + sizeof(wire::SessionRecord));
+  wire::SessionRecord record{};
+  record.device_count = 2;
+  record.device_bytes = sizeof(wire::DeviceRecord);
+  std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
+  reply.resize(reply.size() + 2 * sizeof(wire::DeviceRecord));
+  wire::RdmaTerms offer{};
+  EXPECT_FALSE(find_rdma_offer(reply, &offer));
+  wire::RdmaTerms said = no_rdma("no port is up");
+  said.header = {sizeof said, wire::kRdmaOffer, wire::kNoLane, 0, 0};
+  const auto* bytes = reinterpret_cast<const std::byte*>(&said);
+  reply.insert(reply.end(), bytes, bytes + sizeof said);
+  ASSERT_TRUE(find_rdma_offer(reply, &offer));
+  EXPECT_STREQ(offer.message, "no port is up");
+  for (size_t n = 0; n < reply.size(); n += 97)
+    EXPECT_FALSE(find_rdma_offer(std::span(reply).first(n), &offer)) << n;
+  record.device_count = 1;  // then another's record stands where the offer would be
+  std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
+  EXPECT_FALSE(find_rdma_offer(reply, &offer));
+  record.device_count = ~0u;
+  std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
+  EXPECT_FALSE(find_rdma_offer(reply, &offer));
+}
+
+TEST(RdmaOpening, ADeviceIsNamedWithItsPortAndItsGid) {
+  RdmaChoice c;
+  ASSERT_TRUE(read_rdma_choice("mlx5_0:2:3", &c));
+  EXPECT_EQ(c.device, "mlx5_0");
+  EXPECT_EQ(c.port, 2u);
+  EXPECT_EQ(c.gid, 3);
+  c = {};
+  ASSERT_TRUE(read_rdma_choice("", &c));
+  EXPECT_EQ(c.device, "");
+  EXPECT_EQ(c.gid, -1);
+  ASSERT_TRUE(read_rdma_choice("rxe0", &c));
+  for (const char* bad : {"mlx5_0:", "mlx5_0:x", "mlx5_0:1:", "mlx5_0:256", "mlx5_0:1:256", "a/b",
+                          "mlx5_0:1:2:3", "mlx5_0:-1"})
+    EXPECT_FALSE(read_rdma_choice(bad, &c)) << bad;
+}
+
+}  // namespace
+}  // namespace sluice::channel

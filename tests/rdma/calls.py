@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run in the guest: what a synchronous call and copies take over the channel of SLUICE_CHANNEL.
+
+Prints the median of a call that waits for its answer, in microseconds, then the best GiB/s of
+copies from pageable memory to the device and back: `calls.py CALLS MEBIBYTES`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+
+def main() -> None:
+    """Measures and prints."""
+    calls, mebibytes = int(sys.argv[1]), int(sys.argv[2])
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def must(result: int) -> None:
+        if result:
+            raise SystemExit(f"a CUDA call ended with {result}")
+
+    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    stream = ctypes.c_void_p()
+    must(cuda.cuInit(0))
+    must(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    must(cuda.cuCtxSetCurrent(context))
+    size = mebibytes << 20
+    must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)))
+    must(cuda.cuStreamCreate(ctypes.byref(stream), 0))
+    word = ctypes.c_uint32()
+    took = []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        must(cuda.cuMemcpyDtoH_v2(ctypes.byref(word), memory, ctypes.c_size_t(4)))
+        took.append((time.perf_counter() - begin) * 1e6)
+    host = ctypes.create_string_buffer(size)
+    speeds = []
+    for copy in (
+        lambda: must(cuda.cuMemcpyHtoD_v2(memory, host, ctypes.c_size_t(size))),
+        lambda: must(cuda.cuMemcpyDtoH_v2(host, memory, ctypes.c_size_t(size))),
+    ):
+        best = 0.0
+        for _ in range(2):
+            begin = time.perf_counter()
+            copy()
+            must(cuda.cuCtxSynchronize())
+            best = max(best, size / (time.perf_counter() - begin) / (1 << 30))
+        speeds.append(best)
+    print(f"{sorted(took)[len(took) // 2]:.2f} {speeds[0]:.5f} {speeds[1]:.5f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest with soft RoCE, in which a sluice-server with static grants serves RDMA.
+
+One guest for all tests of this folder: it boots in seconds, and the server comes up in half a
+minute without KVM. Programs, server and workers are all in it, over one rxe device on a dummy
+interface; what a test takes away of the network it brings back (`RdmaGuest.network_up`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network_program import built
+
+from tests.rigs.kvm.rig import CHECKOUT, Guest, Rig
+
+NATIVE = CHECKOUT / "build" / "native"
+HERE = Path(__file__).resolve().parent
+#: What Debian's python3-pyverbs has, and nothing else of Debian's; of the same release of Python.
+PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
+SOCKET, LOG, PORT = "/tmp/server.sock", "/tmp/log", 9123
+NETWORK = (
+    "ip link add d0 mtu 9000 type dummy && ip addr add 10.9.0.1/24 dev d0 && ip link set d0 up"
+    " && rdma link add rxe0 type rxe netdev d0"
+)
+START_SECONDS = 240
+
+
+class RdmaGuest:
+    """The guest, and what tests do in it."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+
+    def python(
+        self, script: str, *arguments: str, channel: str = "rdma", seconds: int = 300
+    ) -> str:
+        """What a script of this folder prints, run with the pool's client libraries."""
+        command = shlex.join([sys.executable, str(HERE / script), *arguments])
+        return self.guest.check(command, seconds, self.environment(channel))
+
+    def environment(self, channel: str) -> dict[str, str]:
+        """Of a program that goes over the network to the server in the guest."""
+        return {
+            "LD_LIBRARY_PATH": str(NATIVE / "lib"),
+            "PYTHONPATH": f"{CHECKOUT}/python:{CHECKOUT}/tests/harness:/tmp/pyverbs",
+            "SLUICE_NATIVE_DIR": str(NATIVE),
+            "SLUICE_CONTROLLER": f"127.0.0.1:{PORT}",
+            "SLUICE_SERVER_SOCKET": "/none/here.sock",
+            "SLUICE_CHANNEL": channel,
+            "SLUICE_GMEM": "512",
+            "SLUICE_DEBUG": "4",
+        }
+
+    def disturbed(self, *arguments: str, channel: str = "rdma", seconds: int = 120) -> Any:
+        """What disturbed.py found."""
+        return json.loads(self.python("disturbed.py", *arguments, channel=channel, seconds=seconds))
+
+    def network_up(self) -> None:
+        """The device, as it was at the beginning."""
+        self.guest.check(
+            f"test -e /sys/class/infiniband/rxe0 || {{ {NETWORK}; }}; ip link set d0 up"
+        )
+
+    def start_server(self) -> None:
+        """A new one, without what an earlier one logged."""
+        self.guest.check(f"rm -rf {SOCKET} {LOG}")
+        command = [
+            *(sys.executable, str(CHECKOUT / "tests/harness/static_server.py")),
+            *("--socket", SOCKET, "--log-dir", LOG, "--http-port", str(PORT)),
+            *("--driver", "softgpu", "--memory-mib", "512", "--arena-mib", "64", "--rdma"),
+        ]
+        self.server = self.guest.spawn(shlex.join(command), self.environment("auto"))
+        deadline = time.monotonic() + START_SECONDS
+        while self.guest.run(f"test -e {SOCKET}")[0]:
+            ended = self.server.poll()
+            assert ended is None, ended
+            assert time.monotonic() < deadline, "the server does not come up"
+            time.sleep(0.5)
+
+    def stop_server(self) -> None:
+        """It ends; sessions would go on."""
+        self.server.signal(15)
+        self.server.wait(60)
+
+    def server_log(self) -> str:
+        """What it has said so far."""
+        return (self.guest.read(f"{LOG}/server.log") or b"").decode()
+
+
+@pytest.fixture(scope="session")
+def guest() -> Iterator[RdmaGuest]:
+    """The one guest."""
+    if not (built() and (NATIVE / "bin" / "rdma_test").exists()):
+        pytest.skip("the native part is not built with RDMA (make native, with libibverbs-dev)")
+    if not PYVERBS.exists():
+        pytest.skip(f"{PYVERBS} is not here (make test-rdma installs python3-pyverbs)")
+    with Rig("rdma") as rig:
+        made = rig.define_guest("rdma", mem_mib=3072, vcpus=2)
+        made.start()
+        made.wait_ready(120)
+        made.check("modprobe -a crc32_generic rdma_rxe rdma_ucm ib_uverbs dummy")
+        made.check(f"mkdir -p /tmp/pyverbs && ln -s {PYVERBS} /tmp/pyverbs/pyverbs")
+        here = RdmaGuest(made)
+        here.network_up()
+        here.start_server()
+        yield here

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run in the guest by test_sessions.py: a program at work whose network, or process, is disturbed.
+
+Prints JSON: the CUresults of its work before and after, what the client said, and what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holder import Holder
+
+CHANGES = {
+    "down": [["ip", "link", "set", "d0", "down"]],
+    "removed": [["ip", "link", "delete", "d0"]],
+    "nothing": [],
+}
+GONE_SECONDS = 60.0
+DEVICE = Path("/sys/class/infiniband/rxe0")
+
+
+def main() -> None:
+    """What the first argument names."""
+    name = sys.argv[1]
+    if name in CHANGES:
+        found = change(name, idle=sys.argv[2:] == ["idle"])
+    else:
+        found = {"killed": killed, "worker-killed": worker_killed}[name]()
+    print(json.dumps(found))
+
+
+def change(name: str, *, idle: bool) -> dict[str, Any]:
+    """The network changes; `idle`: the program does nothing until that is done."""
+    holder = Holder(dict(os.environ))
+    before = [holder.work(), holder.work()]
+    changing = [subprocess.Popen(command) for command in CHANGES[name]]
+    if idle:
+        for one in changing:
+            one.wait(GONE_SECONDS)
+    after = [holder.work(), holder.work()]
+    for one in changing:
+        one.wait(GONE_SECONDS)
+    return {
+        "before": before,
+        "after": after,
+        "device": DEVICE.exists(),
+        "workers": len(workers()),
+        "said": holder.kill(),
+    }
+
+
+def killed() -> dict[str, Any]:
+    """The program is killed, and its worker ends."""
+    holder = Holder(dict(os.environ))
+    before = holder.work()
+    serving = serving_workers()
+    assert len(serving) == 1, serving
+    holder.kill()
+    return {"before": before, "left": [pid for pid in serving if not ends(pid)]}
+
+
+def worker_killed() -> dict[str, Any]:
+    """Its worker is killed: an error, and no hang."""
+    holder = Holder(dict(os.environ))
+    before = holder.work()
+    for pid in serving_workers():
+        os.kill(pid, signal.SIGKILL)
+    holder.say()
+    return {"before": before, "after": holder.answer(90.0), "said": holder.kill()}
+
+
+def serving_workers() -> list[int]:
+    """Those that have an RDMA device open: sessions'."""
+    found = []
+    for pid in workers():
+        files = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        if any("uverbs" in file for file in files):
+            found.append(pid)
+    return found
+
+
+def workers() -> list[int]:
+    """All, those that wait for sessions among them."""
+    shown = subprocess.run(["pidof", "sluice-worker"], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in shown.stdout.split()]
+
+
+def ends(pid: int) -> bool:
+    """Whether it does within a minute."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run in the guest by test_sessions.py: RDMA beside its floors, of one run, medians of five.
+
+`sync_call_rdma_us` is a round trip of an RdmaConnection (64 bytes each way, both sides looking)
+over a bare ping-pong of RC writes; `copy_rdma_gib_s` is what a connection carries over bare
+pipelined writes. Below stand whole CUDA calls over RDMA and over TCP: on a guest without KVM these
+are the emulated processors', not the network's.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROUNDS, TRIPS, MEBIBYTES, CALLS = 5, "500", "16", "200"
+HERE = Path(__file__).resolve().parent
+BIN = Path(os.environ["SLUICE_NATIVE_DIR"]) / "bin"
+
+
+def main() -> None:
+    """Prints a table."""
+    floors, paces = [], []
+    for _ in range(ROUNDS):
+        floors.append(said([str(BIN / "rdma_floor"), TRIPS, MEBIBYTES]))
+        paces.append(said([str(BIN / "rdma_pace"), TRIPS, MEBIBYTES]))
+    trip, speed = medians(floors)
+    our_trip, our_speed = medians(paces)
+    print(f"sync_call_rdma_us  {our_trip:.1f} over {trip:.1f} bare: {our_trip / trip:.2f} (1.5)")
+    print(
+        f"copy_rdma_gib_s    {our_speed:.3f} over {speed:.3f} bare: {our_speed / speed:.2f} (0.85)"
+    )
+    for channel in ("rdma", "tcp"):
+        calls = [sys.executable, str(HERE / "calls.py"), CALLS, MEBIBYTES]
+        call, to, back = said(calls, channel)
+        print(f"CUDA over {channel:4}  call {call:.0f} us, copies {to:.3f} and {back:.3f} GiB/s")
+
+
+def said(command: list[str], channel: str = "rdma") -> list[float]:
+    """The numbers that it prints."""
+    environment = {**os.environ, "SLUICE_CHANNEL": channel}
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return [float(word) for word in shown.stdout.split()]
+
+
+def medians(rows: list[list[float]]) -> list[float]:
+    """Of each column."""
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions over RDMA, on soft RoCE in a guest: programs, forks, deaths, and networks that go away.
+
+`make test-rdma`. The tests run in this order: the last ones take the device away.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from .conftest import NATIVE, RdmaGuest
+
+pytestmark = [pytest.mark.rdma, pytest.mark.slow]
+
+BY_RDMA = "the session goes over RDMA, by rxe0 port 1"
+GOES_ON = "the session goes on over another connection"
+
+
+def test_the_server_says_which_port_it_uses(guest: RdmaGuest) -> None:
+    log = guest.server_log()
+    assert "RDMA: rxe0 port 1, RoCE v2, GID 1 ::ffff:a09:1, MTU 4096 bytes" in log
+    assert "the node's label rdma is 10.9.0.0/24" in log
+
+
+def test_a_connection_carries_bytes_and_a_hostile_peer_reaches_its_own_session(
+    guest: RdmaGuest,
+) -> None:
+    out = guest.guest.check(str(NATIVE / "bin" / "rdma_test"), 120)
+    assert "[  PASSED  ]" in out
+    assert "SKIPPED" not in out, out
+
+
+def test_every_program_that_a_network_carries(guest: RdmaGuest) -> None:
+    lines = [json.loads(line) for line in guest.python("run_programs.py").splitlines()]
+    assert len(lines) > 25
+    assert [line for line in lines if line["problem"]] == []
+    slow = sorted(lines, key=lambda line: -line["seconds"])[:3]
+    print("slowest:", ", ".join(f"{line['name']} {line['seconds']} s" for line in slow))
+    assert re.search(r"started: graphs .* over rdma", guest.server_log())
+
+
+def test_a_program_that_forks(guest: RdmaGuest) -> None:
+    assert guest.python("fork_program.py") == "child 3, wrong 0\n"
+
+
+def test_auto_prefers_rdma_and_says_so(guest: RdmaGuest) -> None:
+    found = guest.disturbed("nothing", channel="auto")
+    assert (found["before"], found["after"]) == ([0, 0], [0, 0])
+    assert BY_RDMA in found["said"]
+
+
+def test_a_killed_program_gives_everything_back(guest: RdmaGuest) -> None:
+    found = guest.disturbed("killed")
+    assert found == {"before": 0, "left": []}
+
+
+def test_a_killed_worker_is_a_cuda_error(guest: RdmaGuest) -> None:
+    found = guest.disturbed("worker-killed")
+    assert found["before"] == 0
+    assert found["after"] not in (0, None), found
+
+
+def test_figures(guest: RdmaGuest) -> None:
+    """What a call and copies take beside what the device does; a table, and no verdict."""
+    print(guest.python("figures.py", seconds=200))
+
+
+def test_a_session_whose_link_goes_down_goes_on_by_tcp(guest: RdmaGuest) -> None:
+    try:
+        found = guest.disturbed("down")
+    finally:
+        guest.network_up()
+    assert (found["before"], found["after"]) == ([0, 0], [0, 0]), found
+    assert BY_RDMA in found["said"]
+    assert GOES_ON in found["said"]
+
+
+@pytest.mark.parametrize("when", ["busy", "idle"])
+def test_a_session_whose_interface_is_removed_lets_the_device_go(
+    guest: RdmaGuest, when: str
+) -> None:
+    try:
+        found = guest.disturbed("removed", *(["idle"] if when == "idle" else []))
+    finally:
+        guest.network_up()
+    assert (found["before"], found["after"]) == ([0, 0], [0, 0]), found
+    assert GOES_ON in found["said"]
+    assert not found["device"], "the device cannot be removed while a session holds it"
+
+
+def test_without_a_device_auto_goes_by_tcp_and_rdma_says_what_is_missing(guest: RdmaGuest) -> None:
+    guest.guest.check("ip link delete d0")
+    try:
+        found = guest.disturbed("nothing", channel="auto")
+        assert found["after"] == [0, 0]
+        assert BY_RDMA not in found["said"]
+        environment = guest.environment("rdma")
+        program = NATIVE.parent / "programs" / "vector_add"
+        code, _, said = guest.guest.run(str(program), 60, environment)
+        assert code != 0
+        assert "SLUICE_CHANNEL is rdma, and there is no RDMA to the session's node" in said
+        assert "there is no RDMA device" in said
+    finally:
+        guest.network_up()
+
+
+def test_a_server_without_a_device_names_the_setting_and_serves_by_tcp(guest: RdmaGuest) -> None:
+    guest.stop_server()
+    guest.guest.check("ip link delete d0")
+    try:
+        guest.start_server()
+        assert "[server] enable_rdma = true, and this host has no RDMA device" in guest.server_log()
+        found = guest.disturbed("nothing", channel="auto")
+        assert found["after"] == [0, 0]
+    finally:
+        guest.network_up()
