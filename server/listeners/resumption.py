@@ -101,10 +101,14 @@ class Resumption:
         asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
         session = self._sessions.get(f"{asked.session_id:016x}")
         if session is None or not session.resume_key or not self._allowed(session):
-            raise RefusalError(
+            over = RefusalError(
                 CudaStatus.SYSTEM_NOT_READY,
                 f"session {asked.session_id:016x} is over, or was never here",
             )
+            if asked.flags & ResumeFlags.ENDS:  # as it is to be
+                await send(self._line.seal(refusal_of(over)))
+                return
+            raise over
         key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
         await send(self._line.seal(_reply(0, asked, nonce=nonce, proof=ours)))
