@@ -21,6 +21,7 @@ constexpr size_t kLend = 32 << 10;  // less is copied
 constexpr size_t kAgain = 1 << 20;  // of what is sent again, in a record
 constexpr int64_t kAskAgainNs = 50'000'000;
 constexpr int kHelloMs = 10'000;
+constexpr size_t kMostAhead = 1 << 20;  // taken in before anybody asks for it
 
 int64_t now() { return static_cast<int64_t>(now_ns()); }
 
@@ -119,12 +120,16 @@ void ResumableStream::broke(const Link& link, bool closed) {
   changed_.notify_all();
 }
 
-// Not called by whoever reads. What came before the end of the session is still to be had.
+// Not called by whoever reads. What came before the end is still to be had: it may be the worker's
+// last words, after which no connection follows.
 void ResumableStream::failed(const Link& link, bool closed) {
-  if (link->stream->is_last()) {
+  const bool last = link->stream->is_last();
+  if (last || (terms_.silent_ns > 0 && !link->stream->knows_silence())) {
     std::unique_lock reads(read_mutex_, std::try_to_lock);
-    if (!reads) return;  // whoever reads comes to the end as well
-    while (this->link() == link && receive(link, nullptr) > 0) continue;
+    if (!reads && last) return;  // whoever reads comes to the end as well
+    while (reads && this->link() == link && link->stream->readable() &&
+           waiting_in_.load(std::memory_order_relaxed) < kMostAhead && receive(link, nullptr) > 0)
+      continue;
   }
   broke(link, closed);
 }
@@ -190,7 +195,6 @@ void ResumableStream::keep_alive(const Link& link) {
 
 // For so long that the other side, which says something every few seconds, must be gone.
 bool ResumableStream::nothing_came(const Link& link) {
-  constexpr size_t kMostAhead = 1 << 20;
   if (terms_.silent_ns == 0 || link->stream->knows_silence()) return false;
   if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads)
     while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
@@ -318,7 +322,9 @@ void ResumableStream::acknowledge() {
 
 void ResumableStream::hear_acknowledgements(const Link& link) {
   std::unique_lock reads(read_mutex_, std::try_to_lock);
-  if (!reads || this->link() != link || !link->stream->readable()) return;
+  if (!reads || this->link() != link || waiting_in_.load(std::memory_order_relaxed) > kMostAhead ||
+      !link->stream->readable())
+    return;
   if (receive(link, nullptr) <= 0) broke(link, was_reset());
 }
 

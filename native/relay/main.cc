@@ -97,7 +97,6 @@ std::map<std::string, std::string> Relay::figures() {
   v["node"] = node_;
   v["bytes_in"] = std::to_string(pump_->bytes_in());
   v["bytes_out"] = std::to_string(pump_->bytes_out());
-  v["node_through"] = pump_->node_through() ? "1" : "0";
   return v;
 }
 

@@ -281,7 +281,6 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
   if (got <= 0) {
     // A client that ends says so to its worker first, and a moment later here.
     if (got == 0 && !lost_) wait_until(kGoodbyeFirstNs, [this] { return !ready(); });
-    node_through_ = got == 0 && !over_ && !ready();
     if (link_ != 0 && ready())
       lose();
     else if (ready())

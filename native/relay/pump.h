@@ -44,8 +44,6 @@ class Pump {
   // Asked every few seconds: gives a connection up whose node has acknowledged nothing for so long.
   void look();
 
-  // The client has closed its slot, and then the node the connection.
-  bool node_through() const { return node_through_.load(std::memory_order_relaxed); }
   uint64_t bytes_in() const { return bytes_in_.load(std::memory_order_relaxed); }  // of the client
   uint64_t bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }  // to it
 
@@ -81,7 +79,7 @@ class Pump {
   channel::ByteProducer back_;
   std::atomic<uint32_t> reader_{kDown};
   std::atomic<bool> hot_{false};  // the thread that sends is looking, and would read as well
-  std::atomic<bool> over_{false}, lost_{false}, node_through_{false};
+  std::atomic<bool> over_{false}, lost_{false};
   std::atomic<int> threads_{0};
   std::atomic<uint64_t> bytes_in_{0}, bytes_out_{0};
 };

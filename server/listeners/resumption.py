@@ -107,10 +107,14 @@ class Resumption:
         asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
         session = self._sessions.get(f"{asked.session_id:016x}")
         if session is None or not session.resume_key or not self._allowed(session):
-            raise RefusalError(
+            over = RefusalError(
                 CudaStatus.SYSTEM_NOT_READY,
                 f"session {asked.session_id:016x} is over, or was never here",
             )
+            if asked.flags & ResumeFlags.ENDS:  # as it is to be
+                await send(self._line.seal(refusal_of(over)))
+                return
+            raise over
         is_subflow = bool(asked.flags & ResumeFlags.SUBFLOW)
         if is_subflow and asked.subflow >= self._subflows:
             raise RefusalError(

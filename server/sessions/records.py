@@ -161,12 +161,11 @@ class RelayedWay:
     region_id: str
     relays: int = 0  # that followed the first
     region: int = -1
-    node_knows: bool = False  # that the client has ended
     pace: Pace = field(default_factory=lambda: Pace(AT_ONCE, SECONDS_EACH))
 
     def to_record(self) -> dict[str, Any]:
         """What a later server needs of it."""
-        own = ("region", "node_knows", "pace")
+        own = ("region", "pace")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 

@@ -236,7 +236,6 @@ class Relays:
             raise WorkerError(f"relay {relay.id} ended as soon as it went on")
         relay.on_exit = partial(self._exited, session)
         relay.on_broken = partial(self._broken, session)
-        relay.on_ended = partial(self._says_ended, session)
 
     def _open_ca(self, opened: ExitStack) -> int:
         if self._ca_file is None:
@@ -310,7 +309,6 @@ class Relays:
         self.sessions[session.id] = session
         session.worker.on_exit = partial(self._exited, session)
         session.worker.on_broken = partial(self._broken, session)
-        session.worker.on_ended = partial(self._says_ended, session)
         watch_client(session)
 
     def _broken(self, session: Session) -> None:
@@ -333,17 +331,13 @@ class Relays:
         session.worker.on_broken = None
         self._in_background(self._go_on(session, way))
 
-    def _says_ended(self, session: Session, _: Worker, message: Message) -> None:
-        if session.way:
-            session.way.node_knows = message.get("node_through") == "1"
-
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         forget_client(session)
         if way := session.way:
             close_descriptor(way.region)
             way.region = -1
-            if not way.node_knows and why.cause not in NODES_OWN:
+            if why.cause not in NODES_OWN:
                 self._in_background(self._tell_node(session, way))
         self._clean(session.worker)
         session.log.write(f"ended: {why}")

@@ -263,6 +263,7 @@ class FakeSession:
         self.places = (0,)
         self.started = time.time()
         self.opening = False
+        self.disconnected_since = 0.0
         self.gone = asyncio.Event()
 
 
