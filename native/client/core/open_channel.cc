@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include "client/core/log.h"
+
 namespace sluice::client {
 
 std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
@@ -11,8 +13,13 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   std::string why_not;
   // What is near leads to one node only (or to another by its relay).
   if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty() &&
-      c.job.empty())
-    return open_tcp(c, request, refusal);
+      c.job.empty()) {
+    auto channel = open_tcp(c, request, refusal);
+    if (channel || !refusal->nobody_answered) return channel;
+    log_line(LogLevel::kInfo, "vGPUs of several nodes are the controller's to give (" +
+                                  refusal->text + "): what is near this machine is asked");
+    *refusal = {};
+  }
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
     return open_unix(c.server_socket, request, c.options, refusal);
   if (any || c.channel == "ivshmem") {
