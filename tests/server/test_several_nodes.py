@@ -18,7 +18,9 @@ from pathlib import Path
 import devices_holder
 import pytest
 from control_plane import ControlPlane, running, wait_for
+from free_ports import free_port
 from network_program import built, start
+from pool_certificates import PoolCa
 from static_pool import build_programs
 
 HERE = Path(__file__).resolve().parent
@@ -29,13 +31,14 @@ DEVICES_HOLDER = Path(devices_holder.__file__)
 pytestmark = pytest.mark.skipif(not built(), reason="the native part is not built")
 
 
-def make_nccl(folder: Path) -> None:
-    """The stand-in for NVIDIA's library, where there is a C compiler."""
+def make_libraries(folder: Path) -> None:
+    """The stand-ins for NVIDIA's libraries, where there is a C compiler."""
     folder.chmod(0o755)  # workers have accounts of their own
-    if shutil.which("cc"):
-        options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libnccl.so.2"]
-        made = [str(folder / "libnccl.so.2"), str(HERE / "fake_nccl.c")]
-        subprocess.run(["cc", *options, "-o", *made], check=True)
+    sources = {"libnccl.so.2": "fake_nccl.c", "libcublas.so.13": "fake_cublas.c"}
+    for soname, source in sources.items() if shutil.which("cc") else ():
+        options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{soname}"]
+        made = [str(folder / soname), str(HERE / source)]
+        subprocess.run(["cc", *options, "-o", *made, "-ldl"], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPla
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "b").mkdir()
     with tempfile.TemporaryDirectory() as libraries:
-        make_nccl(Path(libraries))
+        make_libraries(Path(libraries))
         yield from two_nodes(folder, {"cuda_libraries": libraries})
 
 
@@ -258,6 +261,22 @@ def test_a_near_channel_is_refused_with_the_way_out(
     assert "set SLUICE_CHANNEL=tcp" in error
 
 
+def test_what_is_near_is_asked_where_no_controller_answers(
+    nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path
+) -> None:
+    first, second = nodes
+    wait_for(lambda: clean(first, second))
+    near = {
+        "SLUICE_CHANNEL": "auto",
+        "SLUICE_SERVER_SOCKET": str(first.socket_path),
+        "SLUICE_CONTROLLER": f"127.0.0.1:{free_port()}",
+        "SLUICE_WAIT": "0",
+    }
+    holder = Holder(first, tmp_path, **near)
+    assert holder.said.startswith("failed ")
+    assert "a client by shm has a session on one node" in holder.close()
+
+
 def test_an_older_client_is_told_to_update(nodes: tuple[ControlPlane, ControlPlane]) -> None:
     first, second = nodes
     wait_for(lambda: clean(first, second))
@@ -303,13 +322,51 @@ def test_a_node_that_does_not_take_its_part_leaves_nothing_with_the_others(
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
-def test_a_group_of_nccls_goes_to_each_node_as_one(
-    nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("nccl_nodes_program.py", ""),
+        ("cublas_nodes_program.py", "was used while vGPU 0 of another node is current"),
+    ],
+    ids=["NCCL", "cuBLAS"],
+)
+def test_libraries_are_each_nodes_own(
+    nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path, program: str, told: str
 ) -> None:
+    """A group of NCCL's goes to each node as one; a handle of cuBLAS is good on its own only."""
     first, second = nodes
     wait_for(lambda: clean(first, second))
-    program = (sys.executable, HERE / "nccl_nodes_program.py")
-    with start(tmp_path, *program, **environment(first)) as process:
+    with start(tmp_path, sys.executable, HERE / program, **environment(first)) as process:
         out, error = process.communicate(timeout=60)
     assert out == "all of it\n", error
+    assert told in error
     wait_for(lambda: clean(first, second))
+
+
+def test_the_data_ports_may_have_tls(tmp_path: Path, ca: PoolCa) -> None:
+    """Each node's certificate has its own name."""
+
+    def tls(name: str) -> dict[str, object]:
+        pair = ca.issue(name)
+        return {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
+
+    (tmp_path / "b").mkdir()
+    with running(tmp_path, server_tls=tls("node-a")) as first:
+        second = ControlPlane(
+            tmp_path / "b",
+            server={"node_name": "node-b"},
+            server_tls=tls("node-b"),
+            pool_of=first,
+        )
+        try:
+            second.start_server()
+            address = f"http://127.0.0.1:{first.rest_port}"
+            named = {"SLUICE_CA": str(ca.file), "SLUICE_CONTROLLER": address}
+            holder = Holder(first, tmp_path, **named)
+            assert holder.said == "2", holder.close()
+            assert holder.works(0)
+            assert holder.works(1)
+            holder.close()
+            wait_for(lambda: clean(first, second))
+        finally:
+            second.close()

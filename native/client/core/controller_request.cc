@@ -357,10 +357,8 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request,
   ControllerRequest question(config, request);
   HttpAnswer answer;
   if (!question.prepare(config, error)) return false;
-  if (!question.ask(&answer, error)) {
-    refusal->unreached = true;
-    return false;
-  }
+  refusal->nobody_answered = !question.ask(&answer, error);
+  if (refusal->nobody_answered) return false;
   const JsonObject body(answer.body);
   if (answer.status < 200 || answer.status > 299) {
     *error = body.text("detail");

@@ -14,8 +14,13 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   std::string why_not;
   // What is near leads to one node only (or to another by its relay).
   if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty() &&
-      c.job.empty())
-    return open_tcp(c, request, Rdma::kNo, refusal);
+      c.job.empty()) {
+    auto channel = open_tcp(c, request, Rdma::kNo, refusal);
+    if (channel || !refusal->nobody_answered) return channel;
+    log_line(LogLevel::kInfo, "vGPUs of several nodes are the controller's to give (" +
+                                  refusal->text + "): what is near this machine is asked");
+    *refusal = {};
+  }
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
     return open_unix(c.server_socket, request, c.options, refusal);
   if (any || c.channel == "ivshmem") {
@@ -32,7 +37,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   if (rdma) {
     // A node that cannot be reached may still be by what follows; one that was has been asked.
     auto channel = open_tcp(c, request, Rdma::kIfThere, refusal);
-    if (channel || !refusal->unreached) return channel;
+    if (channel || !refusal->nobody_answered) return channel;
     log_line(LogLevel::kInfo, "not by RDMA: " + refusal->text);
     *refusal = {};
   }

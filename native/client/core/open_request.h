@@ -16,8 +16,8 @@ namespace sluice::client {
 // Why no session was opened: the line for the user, and the CUresult for the program.
 struct Refusal {
   std::string text;
-  uint32_t status = 100;   // CUDA_ERROR_NO_DEVICE
-  bool unreached = false;  // no controller answered: nothing was asked for
+  uint32_t status = 100;         // CUDA_ERROR_NO_DEVICE
+  bool nobody_answered = false;  // no controller was reached that decides
 };
 
 // For this process: the channel's part (kind and key) is left to who opens one.
