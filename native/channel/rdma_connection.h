@@ -13,6 +13,7 @@
 #pragma once
 
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -40,14 +41,15 @@ class SpinTime {
  public:
   uint64_t nanoseconds() const { return nanoseconds_; }
   void waited(uint64_t so_long) {
-    if (so_long <= nanoseconds_) return;
+    // Where processors are few, who looks takes one from who works, the other side among them.
+    static const bool few = sysconf(_SC_NPROCESSORS_ONLN) < 4;
+    if (few || so_long <= nanoseconds_) return;
     nanoseconds_ =
         so_long < 2 * kMost ? std::min(kMost, 2 * so_long) : std::max(kLeast, nanoseconds_ / 2);
   }
 
  private:
-  // A round trip over a near network; longer than the most takes processors from who works.
-  static constexpr uint64_t kLeast = 100'000, kMost = 400'000;
+  static constexpr uint64_t kLeast = 50'000, kMost = 400'000;
   uint64_t nanoseconds_ = kLeast;
 };
 
