@@ -136,7 +136,9 @@ class SessionOpener:
         worker = await self._take(grant, [granted.vgpus[place] for place in places])
         undo.callback(worker.end, NOT_STARTED, grace=0)
         if requester.channel == "rdma" and not worker.record.rdma:
-            requester.channel = "tcp"  # it was started by a server that had no RDMA, or no word of it
+            requester.channel = (
+                "tcp"  # it was started by a server that had no RDMA, or no word of it
+            )
         return new_session(self._log_dir, replace(request, requester=requester), grant, worker)
 
     async def _take(self, grant: SessionGrant, vgpus: list[GrantedVgpu]) -> Worker:
