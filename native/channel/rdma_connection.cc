@@ -272,7 +272,9 @@ void RdmaConnection::arm_for(Role role) {
   uint64_t nudged;
   if (::read(nudges_[static_cast<size_t>(role)], &nudged, sizeof nudged) < 0) nudged = 0;
   drain_events();
-  if (ibv_req_notify_cq(objects_->received, 0) != 0 || ibv_req_notify_cq(objects_->sent, 0) != 0)
+  // Only who waits for room has something of what was sent.
+  if (ibv_req_notify_cq(objects_->received, 0) != 0 ||
+      (role == Role::kWriter && ibv_req_notify_cq(objects_->sent, 0) != 0))
     fail("the RDMA device is gone");
   progress(true);
 }
@@ -307,14 +309,16 @@ void RdmaConnection::judge_port() {
   if (down != 0 && now_ns() - down >= kPortDownNs) fail("the RDMA device's port is down");
 }
 
-void RdmaConnection::look() {
+bool RdmaConnection::look() {
   hear_device();
   judge_port();
   std::lock_guard lock(event_mutex_);  // it stays open meanwhile
   const int socket = socket_.load();
-  if (socket < 0) return;
+  if (socket < 0) return true;
   pollfd p{socket, POLLRDHUP, 0};
-  if (broken_.load() || poll(&p, 1, 0) > 0) shutdown(socket, SHUT_RDWR);
+  if (!broken_.load() && poll(&p, 1, 0) <= 0) return false;
+  shutdown(socket, SHUT_RDWR);
+  return broken_.load();  // else what came before the end is still to be read
 }
 
 bool RdmaConnection::greet() {

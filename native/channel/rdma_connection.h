@@ -19,6 +19,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -87,8 +88,8 @@ class RdmaConnection {
   // A descriptor that is readable once something comes after arm().
   int descriptor() const { return epoll_; }
   void arm();
-  // Hears the device; ends the socket where the connection is over.
-  void look();
+  // Hears the device; ends the socket where the connection is over. True: it is.
+  bool look();
   bool broken() const { return broken_.load(); }
   std::string why();  // it broke
   const RdmaDevice& device() const { return *device_; }
@@ -163,27 +164,66 @@ class RdmaConnection {
   std::string why_;
 };
 
-// The same as a Stream, whose socket only tells of the end.
+// The same as a Stream, whose socket only tells of the end. Whoever holds the stream of a
+// connection that is over does not hold its device: look() lets that go.
 class RdmaStream : public Stream {
  public:
   RdmaStream(int socket, std::shared_ptr<RdmaConnection> connection)
-      : Stream(socket), connection_(std::move(connection)) {
-    connection_->follow(socket);
+      : Stream(socket), use_(std::make_shared<Use>()) {
+    connection->follow(socket);
+    use_->connection = std::move(connection);
   }
-  ~RdmaStream() override { connection_->leave(); }
-  ssize_t read(const iovec* parts, int count) override { return connection_->read(parts, count); }
-  bool write(iovec* parts, int count) override { return connection_->write(parts, count); }
-  void try_write(const void* data, size_t n) override { connection_->try_write(data, n); }
-  bool pending() const override { return connection_->readable(); }
-  bool readable() const override { return connection_->readable(); }
-  bool writable() const override { return connection_->writable(); }
+  ~RdmaStream() override {
+    if (const auto c = use_->get()) c->leave();
+  }
+  ssize_t read(const iovec* parts, int count) override {
+    const auto c = use_->get();
+    return c ? c->read(parts, count) : 0;
+  }
+  bool write(iovec* parts, int count) override {
+    const auto c = use_->get();
+    return c && c->write(parts, count);
+  }
+  void try_write(const void* data, size_t n) override {
+    if (const auto c = use_->get()) c->try_write(data, n);
+  }
+  bool pending() const override { return readable(); }
+  bool readable() const override {
+    const auto c = use_->get();
+    return !c || c->readable();
+  }
+  bool writable() const override {
+    const auto c = use_->get();
+    return !c || c->writable();
+  }
   void finish() override {
-    connection_->finish();
+    if (const auto c = use_->get()) c->finish();
     Stream::finish();
+  }
+  // What is to be done now and then for one who is idle; it may outlive the stream.
+  std::function<void()> looking() const {
+    return [weak = std::weak_ptr<Use>(use_)] {
+      const auto use = weak.lock();
+      const auto c = use ? use->get() : nullptr;
+      if (c && c->look()) use->drop();
+    };
   }
 
  private:
-  const std::shared_ptr<RdmaConnection> connection_;
+  struct Use {
+    std::shared_ptr<RdmaConnection> get() const {
+      std::lock_guard lock(mutex);
+      return connection;
+    }
+    void drop() {
+      std::shared_ptr<RdmaConnection> last;
+      std::lock_guard lock(mutex);
+      last.swap(connection);
+    }
+    mutable std::mutex mutex;
+    std::shared_ptr<RdmaConnection> connection;
+  };
+  const std::shared_ptr<Use> use_;
 };
 
 }  // namespace sluice::channel

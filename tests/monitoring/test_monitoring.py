@@ -109,7 +109,12 @@ def test_the_docs_have_a_row_for_each_metric_and_for_no_other() -> None:
 
 
 def test_labels_in_the_docs_are_those_of_the_code() -> None:
-    families = (*metrics.FAMILIES, *gpu_figures.FAMILIES, *session_figures.FAMILIES)
+    families = (
+        *metrics.FAMILIES,
+        *gpu_figures.FAMILIES,
+        *rdma_figures.FAMILIES,
+        *session_figures.FAMILIES,
+    )
     for family in families:
         assert labels_of(family.name) == set(family.labels), family.name
 

@@ -25,8 +25,7 @@ using Connection = channel::ResumableStream::Connection;
 // Puts RDMA in the place of the connection's stream where both sides have it; the connection stays
 // what tells of the end. False: there is no session, `error` says why.
 bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> reply,
-                  Connection* connection, std::weak_ptr<channel::RdmaConnection>* moved,
-                  std::string* error) {
+                  Connection* connection, std::function<void()>* looking, std::string* error) {
   std::string why = "its server does not know it, or has [server] enable_rdma = false";
   std::shared_ptr<channel::RdmaConnection> end;
   wire::RdmaTerms offer;
@@ -43,8 +42,7 @@ bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> re
   }
   if (end) {
     log_line(LogLevel::kInfo, "the session goes over RDMA, by " + channel::describe_rdma(*end));
-    *moved = end;
-    connection->stream = channel::rdma_stream(connection->socket, std::move(end));
+    connection->stream = channel::rdma_stream(connection->socket, std::move(end), looking);
     return true;
   }
   if (rdma == Rdma::kOnly) {
@@ -87,9 +85,9 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
-  std::weak_ptr<channel::RdmaConnection> by_rdma;
+  std::function<void()> looking;
   if (rdma != Rdma::kNo &&
-      !move_to_rdma(config, rdma, opened.reply, connection.get(), &by_rdma, error))
+      !move_to_rdma(config, rdma, opened.reply, connection.get(), &looking, error))
     return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
@@ -105,9 +103,7 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
       [where = std::move(where)](channel::ResumableStream* stream, std::string* trouble) {
         return resume_tcp(where, stream, trouble);
       },
-      [by_rdma = std::move(by_rdma)] {
-        if (const auto end = by_rdma.lock()) channel::rdma_look(end.get());
-      });
+      std::move(looking));
 }
 
 }  // namespace sluice::client
