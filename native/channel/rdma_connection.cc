@@ -22,7 +22,7 @@ namespace sluice::channel {
 
 namespace {
 
-constexpr int kSleepMs = 500;  // then look whether all is well
+constexpr int kSleepMs = 2000;  // then look whether all is well
 // How long a port may be down before another way is looked for: a link that is back sooner is worth
 // waiting for, since a session that has left RDMA does not come back to it.
 constexpr uint64_t kPortDownNs = 2'000'000'000;
@@ -272,7 +272,9 @@ void RdmaConnection::arm_for(Role role) {
   uint64_t nudged;
   if (::read(nudges_[static_cast<size_t>(role)], &nudged, sizeof nudged) < 0) nudged = 0;
   drain_events();
-  if (ibv_req_notify_cq(objects_->received, 0) != 0 || ibv_req_notify_cq(objects_->sent, 0) != 0)
+  // Only who waits for room has something of what was sent.
+  if (ibv_req_notify_cq(objects_->received, 0) != 0 ||
+      (role == Role::kWriter && ibv_req_notify_cq(objects_->sent, 0) != 0))
     fail("the RDMA device is gone");
   progress(true);
 }
@@ -286,29 +288,37 @@ void RdmaConnection::wait(Role role) {
                      {device_->context()->async_fd, POLLIN, 0},
                      {socket_.load(), POLLIN | POLLRDHUP, 0},
                      {nudges_[static_cast<size_t>(role)], POLLIN, 0}};
-    if (poll(fds, 4, kSleepMs) > 0) {
+    const int heard = poll(fds, 4, kSleepMs);
+    if (heard == 0 || port_down_since_.load() != 0) judge_port();
+    if (heard > 0) {
       if (fds[0].revents & (POLLERR | POLLHUP | POLLNVAL)) fail("the RDMA device is gone");
       if (fds[1].revents) hear_device();
       if (fds[2].revents) socket_over_.store(true);
     }
   }
-  judge_port();
   sleeps_[static_cast<size_t>(role)].store(false);
 }
 
+// Asked as well as told: the word of a port that goes down may not come where its device goes, too.
 void RdmaConnection::judge_port() {
+  if (device_->is_up())
+    port_down_since_.store(0);
+  else if (port_down_since_.load() == 0)
+    port_down_since_.store(now_ns());
   const uint64_t down = port_down_since_.load();
   if (down != 0 && now_ns() - down >= kPortDownNs) fail("the RDMA device's port is down");
 }
 
-void RdmaConnection::look() {
+bool RdmaConnection::look() {
   hear_device();
   judge_port();
   std::lock_guard lock(event_mutex_);  // it stays open meanwhile
   const int socket = socket_.load();
-  if (socket < 0) return;
+  if (socket < 0) return true;
   pollfd p{socket, POLLRDHUP, 0};
-  if (broken_.load() || poll(&p, 1, 0) > 0) shutdown(socket, SHUT_RDWR);
+  if (!broken_.load() && poll(&p, 1, 0) <= 0) return false;
+  shutdown(socket, SHUT_RDWR);
+  return broken_.load();  // else what came before the end is still to be read
 }
 
 bool RdmaConnection::greet() {

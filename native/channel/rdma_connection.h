@@ -13,13 +13,14 @@
 #pragma once
 
 #include <poll.h>
-#include <poll.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,14 +43,15 @@ class SpinTime {
  public:
   uint64_t nanoseconds() const { return nanoseconds_; }
   void waited(uint64_t so_long) {
-    if (so_long <= nanoseconds_) return;
+    // Where processors are few, who looks takes one from who works, the other side among them.
+    static const bool few = sysconf(_SC_NPROCESSORS_ONLN) < 4;
+    if (few || so_long <= nanoseconds_) return;
     nanoseconds_ =
         so_long < 2 * kMost ? std::min(kMost, 2 * so_long) : std::max(kLeast, nanoseconds_ / 2);
   }
 
  private:
-  // A round trip over a near network; longer than the most takes processors from who works.
-  static constexpr uint64_t kLeast = 100'000, kMost = 400'000;
+  static constexpr uint64_t kLeast = 50'000, kMost = 400'000;
   uint64_t nanoseconds_ = kLeast;
 };
 
@@ -87,8 +89,8 @@ class RdmaConnection {
   // A descriptor that is readable once something comes after arm().
   int descriptor() const { return epoll_; }
   void arm();
-  // Hears the device; ends the socket where the connection is over.
-  void look();
+  // Hears the device; ends the socket where the connection is over. True: it is.
+  bool look();
   bool broken() const { return broken_.load(); }
   std::string why();  // it broke
   const RdmaDevice& device() const { return *device_; }
@@ -163,32 +165,73 @@ class RdmaConnection {
   std::string why_;
 };
 
-// The same as a Stream, whose socket only tells of the end.
+// The same as a Stream, whose socket only tells of the end. Whoever holds the stream of a
+// connection that is over does not hold its device: look() lets that go.
 class RdmaStream : public Stream {
  public:
   RdmaStream(int socket, std::shared_ptr<RdmaConnection> connection)
-      : Stream(socket), connection_(std::move(connection)) {
-    connection_->follow(socket);
+      : Stream(socket), use_(std::make_shared<Use>()) {
+    connection->follow(socket);
+    use_->connection = std::move(connection);
   }
-  ~RdmaStream() override { connection_->leave(); }
-  ssize_t read(const iovec* parts, int count) override { return connection_->read(parts, count); }
-  bool write(iovec* parts, int count) override { return connection_->write(parts, count); }
-  void try_write(const void* data, size_t n) override { connection_->try_write(data, n); }
-  bool pending() const override { return connection_->readable(); }
-  bool readable() const override { return connection_->readable(); }
-  bool writable() const override { return connection_->writable(); }
+  ~RdmaStream() override {
+    if (const auto c = use_->get()) c->leave();
+  }
+  ssize_t read(const iovec* parts, int count) override {
+    const auto c = use_->get();
+    return c ? c->read(parts, count) : 0;
+  }
+  bool write(iovec* parts, int count) override {
+    const auto c = use_->get();
+    return c && c->write(parts, count);
+  }
+  void try_write(const void* data, size_t n) override {
+    if (const auto c = use_->get()) c->try_write(data, n);
+  }
+  bool pending() const override { return readable(); }
+  bool readable() const override {
+    const auto c = use_->get();
+    return !c || c->readable();
+  }
+  bool writable() const override {
+    const auto c = use_->get();
+    return !c || c->writable();
+  }
   bool wait_readable(int milliseconds) const override {
-    connection_->arm();
-    pollfd p[2] = {{connection_->descriptor(), POLLIN, 0}, {socket_, POLLIN, 0}};
-    return readable() || poll(p, 2, milliseconds) > 0;
+    const auto c = use_->get();
+    if (!c) return true;
+    c->arm();
+    pollfd p[2] = {{c->descriptor(), POLLIN, 0}, {socket_, POLLIN, 0}};
+    return c->readable() || poll(p, 2, milliseconds) > 0;
   }
   void finish() override {
-    connection_->finish();
+    if (const auto c = use_->get()) c->finish();
     Stream::finish();
+  }
+  // What is to be done now and then for one who is idle; it may outlive the stream.
+  std::function<void()> looking() const {
+    return [weak = std::weak_ptr<Use>(use_)] {
+      const auto use = weak.lock();
+      const auto c = use ? use->get() : nullptr;
+      if (c && c->look()) use->drop();
+    };
   }
 
  private:
-  const std::shared_ptr<RdmaConnection> connection_;
+  struct Use {
+    std::shared_ptr<RdmaConnection> get() const {
+      std::lock_guard lock(mutex);
+      return connection;
+    }
+    void drop() {
+      std::shared_ptr<RdmaConnection> last;
+      std::lock_guard lock(mutex);
+      last.swap(connection);
+    }
+    mutable std::mutex mutex;
+    std::shared_ptr<RdmaConnection> connection;
+  };
+  const std::shared_ptr<Use> use_;
 };
 
 }  // namespace sluice::channel

@@ -101,6 +101,13 @@ std::shared_ptr<RdmaDevice> RdmaDevice::open(const RdmaChoice& choice, std::stri
   return nullptr;
 }
 
+bool RdmaDevice::is_up() const {
+  ibv_port_attr attributes{};
+  return (verbs_.ibv_query_port)(context_, port_,
+                                 reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) == 0 &&
+         attributes.state == IBV_PORT_ACTIVE;
+}
+
 bool RdmaDevice::choose_port(const RdmaChoice& choice, std::string* error) {
   const uint32_t first = choice.port ? choice.port : 1, last = choice.port ? choice.port : 8;
   bool any = false;

@@ -34,6 +34,9 @@ class RdmaDevice {
   ~RdmaDevice();
   RdmaDevice(const RdmaDevice&) = delete;
 
+  // Whether its port carries data now. A system call.
+  bool is_up() const;
+
   const Verbs& verbs() const { return verbs_; }
   ibv_context* context() const { return context_; }
   const std::string& name() const { return name_; }

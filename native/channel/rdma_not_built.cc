@@ -57,10 +57,11 @@ bool answer_rdma_offer(Stream*, int, const wire::RdmaTerms&, const RdmaChoice&,
   return true;
 }
 
-std::unique_ptr<Stream> rdma_stream(int, std::shared_ptr<RdmaConnection>) { return nullptr; }
+std::unique_ptr<Stream> rdma_stream(int, std::shared_ptr<RdmaConnection>, std::function<void()>*) {
+  return nullptr;
+}
 int rdma_descriptor(const RdmaConnection&) { return -1; }
 void rdma_arm(RdmaConnection*) {}
-void rdma_look(RdmaConnection*) {}
 void rdma_flush(RdmaConnection*) {}
 std::string describe_rdma(const RdmaConnection&) { return kWhy; }
 

@@ -131,15 +131,16 @@ bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
   return true;
 }
 
-std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end) {
-  return std::make_unique<RdmaStream>(socket, std::move(end));
+std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end,
+                                    std::function<void()>* looking) {
+  auto stream = std::make_unique<RdmaStream>(socket, std::move(end));
+  if (looking) *looking = stream->looking();
+  return stream;
 }
 
 int rdma_descriptor(const RdmaConnection& end) { return end.descriptor(); }
 void rdma_arm(RdmaConnection* end) { end->arm(); }
 void rdma_flush(RdmaConnection* end) { end->flush(); }
-
-void rdma_look(RdmaConnection* end) { end->look(); }
 
 std::string describe_rdma(const RdmaConnection& end) {
   const RdmaDevice& device = end.device();

@@ -39,8 +39,11 @@ bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
                        const RdmaChoice& choice, std::shared_ptr<RdmaConnection>* end,
                        std::string* why);
 
-// What carries the session from here on: a Stream that is over when `socket` is.
-std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end);
+// What carries the session from here on: a Stream that is over when `socket` is. `looking`, where
+// it is wanted: what is to be done every few seconds by one who may be idle. It hears the device,
+// ends the socket of a connection that is over, as a reader would, and lets the device go.
+std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end,
+                                    std::function<void()>* looking = nullptr);
 
 // For who waits on a descriptor rather than in read(): what is readable once something comes after
 // rdma_arm(), and so on.
@@ -48,10 +51,6 @@ int rdma_descriptor(const RdmaConnection& end);
 void rdma_arm(RdmaConnection* end);
 // Until what was written is there, or a second has passed: before the process ends.
 void rdma_flush(RdmaConnection* end);
-
-// For who is idle, now and then: hears the device, and ends the socket of a connection that is
-// over, where a reader would notice.
-void rdma_look(RdmaConnection* end);
 
 // The device, the port and the other side's GID, for a line in the log.
 std::string describe_rdma(const RdmaConnection& end);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kLateNs = 20'000'000;  // how long bytes may come behind the socket's end
 constexpr uint64_t kLastBytesNs = 1'000'000'000;
-constexpr size_t kAtOnce = 128 << 10;  // so much is under way before the next is copied
+constexpr size_t kAtOnce = 256 << 10;  // so much is under way before the next is copied
 constexpr size_t kFew = 4 << 10;
 constexpr uint64_t kSignalEach = 16;  // pieces
 constexpr uint32_t kSaidBits = 30;

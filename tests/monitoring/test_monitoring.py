@@ -26,6 +26,7 @@ from sluice.controller.api.metrics_routes import registry_of
 from sluice.controller.grant_service import GrantService
 from sluice.server import metrics
 from sluice.server.gpus import figures as gpu_figures
+from sluice.server.rdma import figures as rdma_figures
 from sluice.server.sessions import figures as session_figures
 from sluice.server.sessions.figures import SessionFigures
 
@@ -58,7 +59,7 @@ def expressions() -> list[str]:
 def registries() -> Iterator[CollectorRegistry]:
     yield registry_of(GrantService(PoolBench().pool, object()))  # type: ignore[arg-type]
     of_server = CollectorRegistry()
-    for families in (metrics.FAMILIES, gpu_figures.FAMILIES):
+    for families in (metrics.FAMILIES, gpu_figures.FAMILIES, rdma_figures.FAMILIES):
         of_server.register(FamilyCollector(families, lambda _: None))
     of_server.register(SessionFigures().registry)
     yield of_server
@@ -108,7 +109,12 @@ def test_the_docs_have_a_row_for_each_metric_and_for_no_other() -> None:
 
 
 def test_labels_in_the_docs_are_those_of_the_code() -> None:
-    families = (*metrics.FAMILIES, *gpu_figures.FAMILIES, *session_figures.FAMILIES)
+    families = (
+        *metrics.FAMILIES,
+        *gpu_figures.FAMILIES,
+        *rdma_figures.FAMILIES,
+        *session_figures.FAMILIES,
+    )
     for family in families:
         assert labels_of(family.name) == set(family.labels), family.name
 

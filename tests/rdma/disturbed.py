@@ -41,6 +41,8 @@ def change(name: str, *, idle: bool) -> dict[str, Any]:
     holder = Holder(dict(os.environ))
     before = [holder.work(), holder.work()]
     changing = [subprocess.Popen(command) for command in CHANGES[name]]
+    while changing and is_up():
+        time.sleep(0.05)
     if idle:
         for one in changing:
             one.wait(GONE_SECONDS)
@@ -56,11 +58,20 @@ def change(name: str, *, idle: bool) -> dict[str, Any]:
     }
 
 
+def is_up() -> bool:
+    """Whether the device's port carries data."""
+    try:
+        return (DEVICE / "ports/1/state").read_text().startswith("4:")
+    except OSError:
+        return False
+
+
 def killed() -> dict[str, Any]:
     """The program is killed, and its worker ends."""
+    others = serving_workers()  # of programs that ended just now: a client may come back
     holder = Holder(dict(os.environ))
     before = holder.work()
-    serving = serving_workers()
+    serving = [pid for pid in serving_workers() if pid not in others]
     assert len(serving) == 1, serving
     holder.kill()
     return {"before": before, "left": [pid for pid in serving if not ends(pid)]}

@@ -38,8 +38,7 @@ using Connection = channel::ResumableStream::Connection;
 // Puts RDMA in the place of the connection's stream where both sides have it; the connection stays
 // what tells of the end. False: there is no session, `error` says why.
 bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> reply,
-                  Connection* connection, std::weak_ptr<channel::RdmaConnection>* moved,
-                  std::string* error) {
+                  Connection* connection, std::function<void()>* looking, std::string* error) {
   std::string why = "its server does not know it, or has [server] enable_rdma = false";
   std::shared_ptr<channel::RdmaConnection> end;
   wire::RdmaTerms offer;
@@ -56,8 +55,7 @@ bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> re
   }
   if (end) {
     log_line(LogLevel::kInfo, "the session goes over RDMA, by " + channel::describe_rdma(*end));
-    *moved = end;
-    connection->stream = channel::rdma_stream(connection->socket, std::move(end));
+    connection->stream = channel::rdma_stream(connection->socket, std::move(end), looking);
     return true;
   }
   if (rdma == Rdma::kOnly) {
@@ -93,9 +91,9 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
-  std::weak_ptr<channel::RdmaConnection> by_rdma;
+  std::function<void()> looking;
   if (rdma != Rdma::kNo &&
-      !move_to_rdma(config, rdma, opened.reply, connection.get(), &by_rdma, error))
+      !move_to_rdma(config, rdma, opened.reply, connection.get(), &looking, error))
     return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
@@ -103,7 +101,7 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
     return std::make_unique<StreamChannel>(std::exchange(connection->socket, -1),
                                            std::move(connection->stream), std::move(opened.reply));
   const SessionProof session{reply.session_id, ticket.key};
-  const bool moved = !by_rdma.expired();
+  const bool moved = looking != nullptr;
   const auto dial = [where](std::string* trouble) {
     return connect_to(where, kAgainSeconds, trouble);
   };
@@ -119,9 +117,7 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
                                               uint32_t number, std::string* trouble) {
                                 return open_subflow(dial, session, stream, epoch, number, trouble);
                               }},
-      [by_rdma = std::move(by_rdma)] {
-        if (const auto end = by_rdma.lock()) channel::rdma_look(end.get());
-      });
+      std::move(looking));
 }
 
 }  // namespace
