@@ -77,6 +77,7 @@ CUresult wait_for_other_node(Session* s, const Stream* stream, CUevent handle, E
   const wire::EventId id{reinterpret_cast<uint64_t>(handle)};
   if (event->shared) return s->ask(*event->device, wire::kSharedEventSynchronize, id);
   if (event->value == 0) return CUDA_SUCCESS;
+  if (!event->in_graph && s->work().idle(*event->device)) return CUDA_SUCCESS;  // it is done
   const CUresult e = s->ask(*event->device, wire::kEventSynchronize, id);
   if (e == CUDA_SUCCESS && !event->in_graph)
     s->work().note_done(*event->device, event->stream, event->work);
