@@ -227,7 +227,8 @@ TEST_F(Settings, FlagsAreWordsAndNothingElse) {
 
 TEST_F(Settings, AnUnknownChannelIsSaid) {
   const std::string error = with("SLUICE_CHANNEL", "pigeon").error;
-  EXPECT_EQ(error, "the channel \"pigeon\" is unknown: auto, shm, ivshmem, vsock or tcp is wanted");
+  EXPECT_EQ(error,
+            "the channel \"pigeon\" is unknown: auto, shm, ivshmem, vsock, tcp or rdma is wanted");
 }
 
 TEST_F(Settings, TheFirstErrorStands) {
