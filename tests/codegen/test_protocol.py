@@ -72,7 +72,8 @@ STRUCTS: dict[str, Any] = {
         epoch=4,
         flags=5,
         nonce=bytes(range(64, 96)),
-        reserved=tuple(range(6, 13)),
+        subflow=6,
+        reserved=tuple(range(7, 13)),
     ),
     "resume_reply": frames.ResumeReply(
         header=HEADER,

@@ -100,7 +100,8 @@ TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
   asked.epoch = 4;
   asked.flags = 5;
   count(asked.nonce, 64);
-  count(asked.reserved, 6);
+  asked.subflow = 6;
+  count(asked.reserved, 7);
   EXPECT_EQ(digits_of(asked), golden().at("resume_session"));
   ResumeReply answer{};
   answer.header = kHeader;
