@@ -31,18 +31,18 @@ void watch_over(int socket) {
 
 }  // namespace
 
-void ResumableStream::wish_for_subflows() {
-  if (wish_.load(std::memory_order_relaxed) != Wish::kNone) return;
+void ResumableStream::want_subflows() {
+  if (wanted_.load(std::memory_order_relaxed) != Wanted::kNot) return;
   std::lock_guard lock(mutex_);
-  if (wish_ != Wish::kNone) return;
-  wish_ = Wish::kMade;
+  if (wanted_ != Wanted::kNot) return;
+  wanted_ = Wanted::kSaid;
   changed_.notify_all();
 }
 
-bool ResumableStream::take_wish(uint32_t* epoch) {
+bool ResumableStream::take_wanted(uint32_t* epoch) {
   std::lock_guard lock(mutex_);
-  if (wish_ != Wish::kMade || !link_ || over_) return false;
-  wish_ = Wish::kTaken;
+  if (wanted_ != Wanted::kSaid || !link_ || over_) return false;
+  wanted_ = Wanted::kTaken;
   *epoch = epoch_;
   return true;
 }
@@ -75,7 +75,7 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   const size_t bulk = count > 0 ? parts[large].iov_len : 0;
   const uint32_t subflows = bulk < kBulk ? 0 : link->subflows.count_for(bulk);
   if (subflows < 2) {
-    if (bulk >= kBulk) wish_for_subflows();
+    if (bulk >= kBulk) want_subflows();
     return send_record(link, parts, count, bytes, 0);
   }
   size_t before = 0;

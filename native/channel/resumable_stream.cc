@@ -152,7 +152,7 @@ ResumableStream::Link ResumableStream::await_link() {
 bool ResumableStream::wait_for_break(int64_t nanoseconds) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds),
-                    [this] { return over_ || !link_ || wish_ == Wish::kMade; });
+                    [this] { return over_ || !link_ || wanted_ == Wanted::kSaid; });
   return !over_ && !link_;
 }
 
@@ -443,7 +443,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
         !kept_.acknowledge(hello.received))
       return false;
     epoch_ = epoch;
-    wish_ = Wish::kNone;
+    wanted_ = Wanted::kNot;
     link_ = link;
     told_.store(said.received, std::memory_order_relaxed);
     if (on_connection) on_connection(link->socket);

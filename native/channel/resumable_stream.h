@@ -104,8 +104,8 @@ class ResumableStream : public Stream {
   bool take_subflow(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> subflow);
   bool add_subflow(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> subflow);
   // Bulk comes or goes: whoever dials is told once for each connection that it has no subflows.
-  void wish_for_subflows();
-  bool take_wish(uint32_t* epoch);
+  void want_subflows();
+  bool take_wanted(uint32_t* epoch);
 
   // Told of each connection after the first, before anything is read from it.
   std::function<void(int socket)> on_connection;
@@ -157,8 +157,8 @@ class ResumableStream : public Stream {
   uint32_t said_ = 0;     // the CUresult that the session was ended with, and why
   std::string why_;
   KeptBytes kept_;  // sent and not acknowledged
-  enum class Wish : uint8_t { kNone, kMade, kTaken };
-  std::atomic<Wish> wish_{Wish::kNone};  // for subflows of this connection
+  enum class Wanted : uint8_t { kNot, kSaid, kTaken };
+  std::atomic<Wanted> wanted_{Wanted::kNot};  // for subflows of this connection
   std::atomic<uint32_t> round_trip_us_{0};
 
   std::mutex write_mutex_;  // the order of what is sent

@@ -87,6 +87,7 @@ def test_defaults_are_good_and_as_they_were() -> None:
         "controller.controller_addr": "127.0.0.1:9123",
         "client.server_socket": "/run/sluice/server.sock",
         "client.channel": "auto",
+        "client.bulk_connections": "-1",
         "client.enable_net": "true",
         "log.log_to_screen": "true",
         "client.vgpu_count": "1",

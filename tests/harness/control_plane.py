@@ -183,7 +183,8 @@ class ControlPlane:
                 else {"listen": self.metrics_url.partition("//")[2], **metrics}
             ),
             # Tenants of the software GPU cost each other nothing: no share could be counted.
-            throttle={"run_together": False, **(throttle or {})},
+            # {}: for a server of before, which does not know it.
+            throttle={} if throttle == {} else {"run_together": False, **(throttle or {})},
         )
         self.controller: subprocess.Popen[bytes] | None = None
         self.server: subprocess.Popen[bytes] | None = None

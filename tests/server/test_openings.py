@@ -26,6 +26,7 @@ from sluice.server.sessions.open_session import (
 from sluice.server.sessions.opening import SessionGrant, SessionOpener, SessionRequest
 from sluice.server.sessions.records import JobPart, Requester, Session
 from sluice.server.sessions.registry import SessionRegistry
+from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, WorkerStarter
 from sluice.server.workers.session_start import (
     ConnectedSocket,
@@ -59,9 +60,10 @@ class FakeWorker:
         self.exits = 0
         self._start = start
 
-    async def start_session(self, start: SessionStart) -> None:
+    async def start_session(self, start: SessionStart) -> Message:
         self.starts.append(start)
         await self._start()
+        return Message("started")
 
     def follow_sharing(self, take: Callable[[Any], None]) -> None:
         """It shares nothing."""

@@ -50,7 +50,10 @@ def plane(built: None) -> Iterator[ControlPlane]:
 
 def daemons(plane: ControlPlane) -> dict[str, dict[str, Any]]:
     """The records of the host's daemons, by project."""
-    found = [json.loads(p.read_text()) for p in (plane.folder / "run" / "mps").glob("*.json")]
+    found = []
+    for path in (plane.folder / "run" / "mps").glob("*.json"):
+        with suppress(FileNotFoundError):  # it has just ended
+            found.append(json.loads(path.read_text()))
     return {record["project"]: record for record in found}
 
 

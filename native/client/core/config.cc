@@ -201,6 +201,7 @@ Config read_config() {
     c.token_file = std::string(home) + "/.sluice/token";
   r.read(setting::kServerSocket, &c.server_socket);
   r.take(setting::kChannel, &c.channel);
+  r.read(setting::kBulkConnections, &c.bulk_connections);
   r.read(setting::kIvshmem, &c.ivshmem);
   r.read(setting::kIbverbsDevice, &c.ibverbs_device);
   r.read(setting::kEnableNet, &c.enable_net);
@@ -221,7 +222,6 @@ Config read_config() {
   r.read(setting::kSameGpu, &c.options.same_gpu);
   r.read(setting::kJob, &c.job);
   r.read(setting::kJobProcesses, &c.job_processes);
-  r.read(setting::kBulkConnections, &c.bulk_connections);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
     c.error = "SLUICE_JOB is no token of `sluice run --share` (" +
               std::to_string(wire::kJobTokenDigits) +

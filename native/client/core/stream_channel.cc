@@ -180,7 +180,7 @@ void StreamChannel::watch_resumable() {
   while (!resumable_->over())
     if (resumable_->wait_for_break(std::chrono::nanoseconds(kLookEvery).count()))
       resume();
-    else if (uint32_t epoch; resumable_->take_wish(&epoch))
+    else if (uint32_t epoch; resumable_->take_wanted(&epoch))
       open_subflows(epoch);
     else {
       if (look_) look_();
@@ -288,7 +288,7 @@ bool StreamChannel::read_frame() {
 }
 
 void StreamChannel::expect(uint32_t lane, std::span<std::byte> sink) {
-  if (resumable_ && sink.size() >= kBulkAnswer) resumable_->wish_for_subflows();
+  if (resumable_ && sink.size() >= kBulkAnswer) resumable_->want_subflows();
   std::lock_guard lock(read_mutex_);
   lanes_[lane].sink = sink;
 }

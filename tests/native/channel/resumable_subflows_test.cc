@@ -178,10 +178,10 @@ TEST(ResumableSubflows, ASubflowOfAnotherConnectionIsNotTaken) {
   close(subflow.b);
 }
 
-TEST(ResumableSubflows, AreWishedForOnceForEachConnection) {
+TEST(ResumableSubflows, AreWantedForOnceForEachConnection) {
   Bare b(0);
   uint32_t epoch = 7;
-  EXPECT_FALSE(b.stream.take_wish(&epoch));
+  EXPECT_FALSE(b.stream.take_wanted(&epoch));
   std::vector<char> data(1 << 20);
   std::thread reader([&] {
     std::vector<char> got(data.size() + sizeof(wire::StreamRecord));
@@ -190,11 +190,11 @@ TEST(ResumableSubflows, AreWishedForOnceForEachConnection) {
   iovec part{data.data(), data.size()};
   EXPECT_TRUE(b.stream.write(&part, 1));
   reader.join();
-  EXPECT_FALSE(b.stream.wait_for_break(60 * kSecond)) << "it comes back for the wish";
-  EXPECT_TRUE(b.stream.take_wish(&epoch));
+  EXPECT_FALSE(b.stream.wait_for_break(60 * kSecond)) << "it comes back for that";
+  EXPECT_TRUE(b.stream.take_wanted(&epoch));
   EXPECT_EQ(epoch, 0u);
-  b.stream.wish_for_subflows();
-  EXPECT_FALSE(b.stream.take_wish(&epoch));
+  b.stream.want_subflows();
+  EXPECT_FALSE(b.stream.take_wanted(&epoch));
 }
 
 }  // namespace
