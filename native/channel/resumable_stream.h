@@ -92,7 +92,7 @@ class ResumableStream : public Stream {
   // Since when there has been no connection, by now_ns(); 0: there is one.
   int64_t broken_since() const;
   // As the kernel saw it when somebody looked last.
-  uint32_t round_trip_us() const { return round_trip_us_.load(std::memory_order_relaxed); }
+  uint32_t round_trip_us() const override { return round_trip_us_.load(std::memory_order_relaxed); }
   // -1: there is none now.
   int socket() const;
 
