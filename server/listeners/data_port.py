@@ -368,7 +368,7 @@ class DataPort:
 
 
 def _is_of_network(session: Session) -> bool:
-    return session.requester.channel in ("tcp", "rdma")  # RDMA goes on over TCP
+    return session.requester.by_network  # RDMA goes on over TCP
 
 
 async def _read_open(line: PlainLine | TlsLine, header: bytes) -> OpenSession:

@@ -67,11 +67,16 @@ class Requester:
         close_descriptor(pidfd)
 
     @property
+    def by_network(self) -> bool:
+        """Whether its client came to the data port."""
+        return self.channel in ("tcp", "rdma")
+
+    @property
     def owner(self) -> str:
         """Whose doing it is, for what is bounded by that: a guest, a node, an address or a user."""
         if self.domain_name:
             return f"domain {self.domain_name}"
-        if self.channel == "tcp":
+        if self.by_network:
             return f"node {self.relay}" if self.relay else self.host
         return f"uid {self.uid}"
 
@@ -93,7 +98,7 @@ class Requester:
             return f"{self.program or 'a program'} in domain {self.domain_name} slot {self.slot}"
         if self.channel == "vsock":
             return f"{self.program or 'a program'} in domain {self.domain_name} by vsock"
-        if self.channel == "tcp":
+        if self.by_network:
             by = f", relayed by node {self.relay}" if self.relay else ""
             return f"{self.program or 'a program'} at {self.host}{by}"
         return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
