@@ -3,8 +3,6 @@
 
 #include <fcntl.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -13,6 +11,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "channel/stream.h"
 
 namespace sluice::channel {
 
@@ -35,17 +35,6 @@ int connect_one(const addrinfo& a, tls::Deadline deadline) {
   ::close(s);
   errno = trouble;
   return -1;
-}
-
-void settle(int s) {
-  const int one = 1;
-  setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  // A node that is gone without a word is noticed, also by a program that only waits.
-  const int idle = 30, interval = 10, probes = 6;
-  setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-  setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
 }  // namespace
@@ -72,7 +61,8 @@ int dial(const std::string& host, const std::string& port, tls::Deadline deadlin
     if (s < 0) *error = std::strerror(errno);
   }
   freeaddrinfo(list);
-  if (s >= 0) settle(s);
+  // A node that is gone without a word is noticed, also by a program that only waits.
+  if (s >= 0) keep_alive(s, {.idle = 30, .interval = 10, .probes = 6});
   return s;
 }
 

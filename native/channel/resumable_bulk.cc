@@ -17,16 +17,14 @@ constexpr size_t kBulk = 256 << 10;
 
 // Nobody looks after a subflow: its kernel finds out by itself that the other side is gone.
 void watch_over(int socket) {
-  constexpr int kOn = 1, kIdle = 5, kInterval = 3, kProbes = 3, kUnheardMs = 15'000;
-  const auto set = [&](int option, int value) {
-    setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
-  };
-  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
-  set(TCP_NODELAY, kOn);
-  set(TCP_KEEPIDLE, kIdle);
-  set(TCP_KEEPINTVL, kInterval);
-  set(TCP_KEEPCNT, kProbes);
-  set(TCP_USER_TIMEOUT, kUnheardMs);
+  constexpr int kUnheardMs = 15'000;
+  keep_alive(socket, {.idle = 5, .interval = 3, .probes = 3});
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnheardMs, sizeof kUnheardMs);
+}
+
+// Another thread's subflow may have been lost first; the connection says what became of its end.
+void blame(const Stream& connection) {
+  errno = connection.line() == Stream::Line::kClosed ? ECONNRESET : EIO;
 }
 
 }  // namespace
@@ -92,8 +90,7 @@ bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t su
   if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
   if (link->subflows.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, subflows))
     return true;
-  // Another thread's subflow may have been lost first; the connection says what became of its end.
-  errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
+  blame(*link->stream);
   return false;
 }
 
@@ -110,7 +107,7 @@ ssize_t ResumableStream::receive_bulk(const Link& link, Place* place) {
   std::byte* const to = direct ? place->here() : in_.data() + had;
   if (!link->subflows.receive(to, bytes, bulk_subflows_)) {
     if (!direct) in_.resize(had);
-    errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
+    blame(*link->stream);
     return -1;
   }
   received_.fetch_add(bytes, std::memory_order_release);

@@ -127,11 +127,17 @@ void ResumableStream::failed(const Link& link, bool closed) {
   if (last || (terms_.silent_ns > 0 && !link->stream->knows_silence())) {
     std::unique_lock reads(read_mutex_, std::try_to_lock);
     if (!reads && last) return;  // whoever reads comes to the end as well
-    while (reads && this->link() == link && link->stream->readable() &&
-           waiting_in_.load(std::memory_order_relaxed) < kMostAhead && receive(link, nullptr) > 0)
-      continue;
+    if (reads) take_in(link);
   }
   broke(link, closed);
+}
+
+// What has come, for who asks for it later, up to a bound; read_mutex_ held. What subflows bring
+// would have to be waited for.
+void ResumableStream::take_in(const Link& link) {
+  while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
+         !bulk_bytes_ && link->stream->readable() && receive(link, nullptr) > 0)
+    continue;
 }
 
 // The connection that there is or comes in time; null: the stream is over.
@@ -196,10 +202,7 @@ void ResumableStream::keep_alive(const Link& link) {
 // For so long that the other side, which says something every few seconds, must be gone.
 bool ResumableStream::nothing_came(const Link& link) {
   if (terms_.silent_ns == 0 || link->stream->knows_silence()) return false;
-  if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads)
-    while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
-           !bulk_bytes_ && link->stream->readable() && receive(link, nullptr) > 0)
-      continue;
+  if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads) take_in(link);
   const uint64_t seen = arrivals_.load(std::memory_order_relaxed) + link->subflows.arrivals();
   const int64_t at = now();
   if (seen != arrivals_seen_ || looked_at_ != link || link->stream->readable()) {

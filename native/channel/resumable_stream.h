@@ -121,6 +121,7 @@ class ResumableStream : public Stream {
   void broke(const Link& link, bool closed);
   void failed(const Link& link, bool closed);
   void keep_alive(const Link& link);
+  void take_in(const Link& link);
   bool nothing_came(const Link& link);
   int64_t expires_at() const;           // mutex_ held
   bool has_expired(int64_t now) const;  // mutex_ held

@@ -57,6 +57,18 @@ bool unheard_of(int socket, uint32_t milliseconds) {
   return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > milliseconds;
 }
 
+void keep_alive(int socket, const KeepAlive& how) {
+  constexpr int kOn = 1;
+  const auto set = [&](int option, int value) {
+    setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
+  };
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
+  set(TCP_NODELAY, kOn);
+  set(TCP_KEEPIDLE, how.idle);
+  set(TCP_KEEPINTVL, how.interval);
+  set(TCP_KEEPCNT, how.probes);
+}
+
 uint32_t round_trip_us(int socket) {
   tcp_info info{};
   socklen_t n = sizeof info;

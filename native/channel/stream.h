@@ -84,6 +84,12 @@ bool send_parts(int socket, iovec* parts, int count);
 // under way, and the kernel itself sends such bytes again for a quarter of an hour. One whose
 // process does not read still acknowledges.
 bool unheard_of(int socket, uint32_t milliseconds);
+// Has the kernel ask after so many idle seconds whether the other end is there, again after
+// `interval`, and take so many unanswered `probes` for its end; small writes go at once.
+struct KeepAlive {
+  int idle, interval, probes;
+};
+void keep_alive(int socket, const KeepAlive& how);
 // How long a round trip takes, smoothed; 0: it is no TCP connection, or nothing has gone round yet.
 uint32_t round_trip_us(int socket);
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The endpoint over a TCP connection, or one after the other, or over RDMA beside the first of
 // them: frames in, replies out. Shares no memory.
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -288,12 +286,8 @@ class TcpEndpoint : public Endpoint {
   // A client that is gone without a word is noticed: within a few minutes, and within a quarter of
   // one where the session outlives that.
   void follow(int s) {
-    const int one = 1, idle = terms_ ? 5 : 60, interval = terms_ ? 3 : 20, probes = terms_ ? 3 : 6;
-    setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-    setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    channel::keep_alive(s, terms_ ? channel::KeepAlive{.idle = 5, .interval = 3, .probes = 3}
+                                  : channel::KeepAlive{.idle = 60, .interval = 20, .probes = 6});
     arm(EPOLL_CTL_ADD, s);
   }
   // From the record on, which is the last that goes without them.

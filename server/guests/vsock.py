@@ -332,9 +332,6 @@ class VsockGuests:
     async def _resume(
         self, guest: _Guest, connected: socket.socket, line: PlainLine, header: bytes
     ) -> None:
-        async def send(data: bytes) -> None:
-            await asyncio.get_running_loop().sock_sendall(connected, data)
-
         def is_of_guest(session: Session) -> bool:
             who = session.requester
             return who.channel == "vsock" and who.domain_uuid == guest.owner.uuid
@@ -342,7 +339,7 @@ class VsockGuests:
         lifecycle = self._lifecycle
         resumption = Resumption(line, lifecycle.sessions, lifecycle.end, is_of_guest)
         try:
-            await resumption.prove(connected, header, send)
+            await resumption.prove(connected, header)
         except BadOpen:
             raise
         except RefusalError as refusal:

@@ -296,15 +296,12 @@ class DataPort:
     async def _resume(
         self, connected: socket.socket, line: PlainLine | TlsLine, header: bytes, host: str
     ) -> None:
-        async def send(data: bytes) -> None:
-            await asyncio.get_running_loop().sock_sendall(connected, data)
-
         lifecycle = self._lifecycle
         resumption = Resumption(
             line, lifecycle.sessions, lifecycle.end, _is_of_network, self._subflows
         )
         try:
-            await resumption.prove(connected, header, send)
+            await resumption.prove(connected, header)
         except RefusalError as refusal:
             text = "refused %s on the data port: %s"
             PEERS.warning("data port: no resumption", host, text, host, refusal.message)

@@ -12,12 +12,13 @@ connection breaks".
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from sluice.config.peer_lines import SERVER as PEERS
@@ -34,10 +35,6 @@ log = logging.getLogger("sluice.server")
 ASKED_BYTES = frames.ResumeSession.BYTES
 PROOF_BYTES = frames.ResumeProof.BYTES
 _HEADER_BYTES = frames.FrameHeader.BYTES
-
-
-Send = Callable[[bytes], Awaitable[None]]
-"""Sends all of it; raises OSError."""
 
 
 class Line(Protocol):
@@ -98,12 +95,16 @@ class Resumption:
         self._allowed = allowed
         self._subflows = subflows
 
-    async def prove(self, connected: socket.socket, header: bytes, send: Send) -> None:
+    async def prove(self, connected: socket.socket, header: bytes) -> None:
         """Has the session's worker take the connection, or the session end, as it is asked.
 
         Raises RefusalError where the session is over or cannot, BadOpen for what is no such frame
         or no proof, OSError and EOFError where the client leaves.
         """
+
+        async def send(data: bytes) -> None:
+            await asyncio.get_running_loop().sock_sendall(connected, self._line.seal(data))
+
         asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
         session = self._sessions.get(f"{asked.session_id:016x}")
         if session is None or not session.resume_key or not self._allowed(session):
@@ -112,7 +113,7 @@ class Resumption:
                 f"session {asked.session_id:016x} is over, or was never here",
             )
             if asked.flags & ResumeFlags.ENDS:  # as it is to be
-                await send(self._line.seal(refusal_of(over)))
+                await send(refusal_of(over))
                 return
             raise over
         is_subflow = bool(asked.flags & ResumeFlags.SUBFLOW)
@@ -123,7 +124,7 @@ class Resumption:
             )
         key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
-        await send(self._line.seal(_reply(0, asked, nonce=nonce, proof=ours)))
+        await send(_reply(0, asked, nonce=nonce, proof=ours))
         said = frames.ResumeProof.unpack(await self._line.read_exactly(PROOF_BYTES))
         known = hmac.compare_digest(said.proof, proof(b"client", key, asked, nonce))
         if said.header.function != ControlFunction.RESUME_PROOF.value or not known:

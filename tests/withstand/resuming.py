@@ -7,6 +7,8 @@ import json
 import os
 import socket
 
+from control_plane import ControlPlane
+
 from sluice.protocol import frames
 from sluice.protocol.frames import ControlFunction
 
@@ -42,7 +44,13 @@ def prove(connected: socket.socket, said: bytes) -> None:
     connected.sendall(frames.ResumeProof(header=header, proof=said).pack())
 
 
-def key_in(record: str) -> str:
-    """The key in a worker's record; "": it serves nobody."""
+def session_key(plane: ControlPlane) -> bytes:
+    """The key of the one session that there is, as its worker's record has it."""
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [bytes.fromhex(k) for record in records if (k := _key_in(record.read_text()))]
+    return key
+
+
+def _key_in(record: str) -> str:
     session = json.loads(record)["session"]
     return str(session["resume_key"]) if session else ""

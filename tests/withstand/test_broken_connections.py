@@ -25,7 +25,7 @@ from sluice.server.listeners.resumption import proof
 
 from .at_work import Start, goes_on, worked, working
 from .prompted import Prompted
-from .resuming import answered, asked_of, key_in, prove
+from .resuming import answered, asked_of, prove, session_key
 from .traces import LIMIT
 
 #: At most how many bytes a connection passes in each direction, and programs that send more.
@@ -189,8 +189,7 @@ def test_nobody_else_goes_on_with_a_session(
     (session,) = plane.sessions()
     network.cut()  # the next connection has epoch 1
     goes_on(program, 20)
-    records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [k for r in records if (k := key_in(r.read_text()))]
+    key = session_key(plane)
     for what in ("another key", "another's proof", "an old epoch", "nothing", "half a frame"):
         with plane.connect_data() as connected:
             asked = asked_of(session["id"], 1)
@@ -199,13 +198,13 @@ def test_nobody_else_goes_on_with_a_session(
                 continue
             reply = answered(connected, asked)
             assert reply.status == 0
-            assert reply.proof == proof(b"server", bytes.fromhex(key), asked, reply.nonce)
+            assert reply.proof == proof(b"server", key, asked, reply.nonce)
             if what == "another key":
                 prove(connected, proof(b"client", bytes(32), asked, reply.nonce))
             elif what == "another's proof":  # the server's own, sent back
                 prove(connected, reply.proof)
             elif what == "an old epoch":
-                prove(connected, proof(b"client", bytes.fromhex(key), asked, reply.nonce))
+                prove(connected, proof(b"client", key, asked, reply.nonce))
             connected.settimeout(5)
             if what != "nothing":
                 while connected.recv(4096):
@@ -226,8 +225,7 @@ def test_resumptions_that_come_twice_late_and_out_of_order_change_nothing(
     for _ in range(4):
         network.cut()  # its client is at epoch 4 then
         goes_on(program, 4)
-    records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [bytes.fromhex(k) for r in records if (k := key_in(r.read_text()))]
+    key = session_key(plane)
     with ExitStack() as all_of_them:
         waiting = []
         for epoch in (4, 4, 2, 3, 1):
@@ -253,8 +251,7 @@ def test_only_who_knows_the_key_says_that_a_client_has_ended(
 ) -> None:
     program = working(start, 20, "tcp")
     (session,) = plane.sessions()
-    records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [bytes.fromhex(k) for r in records if (k := key_in(r.read_text()))]
+    key = session_key(plane)
     for what in ("another key", "the proof of a resumption", "the key"):
         with plane.connect_data() as connected:
             asked = asked_of(session["id"], 9, ResumeFlags.ENDS)

@@ -21,7 +21,7 @@ from sluice.protocol.frames import ResumeFlags
 from sluice.server.listeners.resumption import proof
 
 from .at_work import Start, goes_on, working
-from .resuming import answered, asked_of, key_in, prove
+from .resuming import answered, asked_of, prove, session_key
 
 EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected"
 SUBFLOW = ResumeFlags.SUBFLOW
@@ -68,8 +68,7 @@ def test_nobody_else_gives_a_session_subflows(
 ) -> None:
     program = working(start, 20, "tcp")
     (session,) = plane.sessions()
-    records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [bytes.fromhex(k) for r in records if (k := key_in(r.read_text()))]
+    key = session_key(plane)
     for number in (4, 8, 2**32 - 1):
         with plane.connect_data() as connected:
             reply = answered(connected, asked_of(session["id"], 0, SUBFLOW, number))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/resume.h"
 
+#include <optional>
 #include <utility>
 
 #include "channel/dial.h"
@@ -17,6 +18,31 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kSilentSeconds = 10;  // a worker says something every 5
 constexpr size_t kHearAfter = 512 << 10;
 constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
+
+// A connection on which both sides have proved that they know the session: the next one, whose
+// `epoch` is said here, or that subflow of the one with this epoch. nullptr: `done` and `error` say
+// what that means.
+NewConnection prove_by(const Dial& dial, const SessionProof& session,
+                       channel::ResumableStream* stream, std::optional<uint32_t> subflow,
+                       uint32_t* epoch, Resumed* done, std::string* error) {
+  channel::SessionKey key;
+  *done = Resumed::kNever;
+  if (!channel::make_session_key(session.key, session.session_id, &key, error)) {
+    if (!subflow)
+      *error = "its connection broke, and another cannot be made without OpenSSL: install it";
+    return nullptr;
+  }
+  *done = Resumed::kNotNow;
+  auto connection = dial(error);
+  if (!connection) return nullptr;
+  channel::set_patience(connection->socket, kAnswerAgainSeconds);
+  if (!subflow) *epoch = stream->next_epoch();
+  *done = channel::ask_to_resume(connection->stream.get(), key, session.session_id, *epoch, error,
+                                 subflow);
+  if (*done != Resumed::kYes) return nullptr;
+  channel::set_patience(connection->socket, 0);
+  return connection;
+}
 
 }  // namespace
 
@@ -46,34 +72,18 @@ NewConnection connect_to(const SessionAddress& where, int seconds, std::string* 
 
 Resumed resume_by(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
                   std::string* error) {
-  channel::SessionKey key;
-  if (!channel::make_session_key(session.key, session.session_id, &key, error)) {
-    *error = "its connection broke, and another cannot be made without OpenSSL: install it";
-    return Resumed::kNever;
-  }
-  auto connection = dial(error);
-  if (!connection) return Resumed::kNotNow;
-  channel::set_patience(connection->socket, kAnswerAgainSeconds);
-  const uint32_t epoch = stream->next_epoch();
-  const Resumed done =
-      channel::ask_to_resume(connection->stream.get(), key, session.session_id, epoch, error);
-  if (done != Resumed::kYes) return done;
-  channel::set_patience(connection->socket, 0);
+  uint32_t epoch = 0;
+  Resumed done;
+  auto connection = prove_by(dial, session, stream, {}, &epoch, &done, error);
+  if (!connection) return done;
   return stream->resume(epoch, std::move(connection)) ? Resumed::kYes : Resumed::kNotNow;
 }
 
 bool open_subflow(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
                   uint32_t epoch, uint32_t number, std::string* error) {
-  channel::SessionKey key;
-  if (!channel::make_session_key(session.key, session.session_id, &key, error)) return false;
-  auto connection = dial(error);
-  if (!connection) return false;
-  channel::set_patience(connection->socket, kAnswerAgainSeconds);
-  if (channel::ask_to_resume(connection->stream.get(), key, session.session_id, epoch, error,
-                             number) != Resumed::kYes)
-    return false;
-  channel::set_patience(connection->socket, 0);
-  return stream->take_subflow(epoch, number, std::move(connection));
+  Resumed done;
+  auto connection = prove_by(dial, session, stream, number, &epoch, &done, error);
+  return connection && stream->take_subflow(epoch, number, std::move(connection));
 }
 
 Resumed resume_in_slot(const std::shared_ptr<channel::RegionEnd>& end, uint32_t* link,
