@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "check.h"
 
@@ -47,6 +48,36 @@ static int read_at(const int* data, int index) {
   return value;
 }
 
+constexpr int kRounds = 10;
+
+// What the other process has copied, and waited for, is there when it says so.
+static bool follow(const int* data, int in, int out) {
+  bool right = true;
+  char byte = 0;
+  for (int round = 1; round <= kRounds; ++round) {
+    if (read(in, &byte, 1) != 1) return false;
+    right &= read_at(data, kLarge - 1) == round;
+    if (write(out, &byte, 1) != 1) return false;
+  }
+  return right && read(in, &byte, 1) == 1;
+}
+
+static bool lead(int* data, int out, int in) {
+  char byte = 0;
+  for (int round = 1; round <= kRounds; ++round) {
+    const std::vector<int> host(kLarge, round);
+    REQUIRE(cudaMemcpyAsync(data, host.data(), kLarge * sizeof(int), cudaMemcpyHostToDevice));
+    if (round % 2)
+      REQUIRE(cudaStreamSynchronize(nullptr));
+    else
+      REQUIRE(cudaMemcpy(data, host.data(), kLarge * sizeof(int), cudaMemcpyHostToDevice));
+    if (write(out, &byte, 1) != 1 || read(in, &byte, 1) != 1) return false;
+  }
+  REQUIRE(cudaMemset(data, 0, kLarge * sizeof(int)));
+  REQUIRE(cudaDeviceSynchronize());
+  return write(out, &byte, 1) == 1;
+}
+
 static int child(int in, int out) {
   Handles handles;
   if (read(in, &handles, sizeof handles) != sizeof handles) return 2;
@@ -69,6 +100,7 @@ static int child(int in, int out) {
               attributes.device);
   REQUIRE(cudaStreamWaitEvent(nullptr, ready, 0));
   std::printf("child: behind the parent's event: %d\n", read_at(small, 5));
+  fact("child: what the parent copied is there", follow(large, in, out));
   run(small, kSmall, 1);
   run(neighbour, kSmall, 2);
   run(large, kLarge, 3);
@@ -136,6 +168,7 @@ int main(int argc, char** argv) {
   REQUIRE(cudaEventRecord(ready, nullptr));
   if (write(down[1], &handles, sizeof handles) != sizeof handles) return 2;
   char byte;
+  if (!lead(large, down[1], up[0])) return 2;
   const bool heard = read(up[0], &byte, 1) == 1;
   REQUIRE(cudaEventSynchronize(done));
   int status = 0;

@@ -25,8 +25,7 @@ CUresult Session::lose(uint32_t context) {
 }
 
 bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body,
-                     size_t bytes, std::span<const std::byte> tail, Stream* work,
-                     uint32_t context) {
+                     size_t bytes, std::span<const std::byte> tail, Work work, uint32_t context) {
   const size_t head = sizeof(wire::FrameHeader) + bytes;
   const size_t size = wire::round_up(head + tail.size(), 8);
   const bool awaited = lane != wire::kNoLane, apart = tail.size() >= channel_->tail_apart_from();
@@ -38,7 +37,7 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   std::memcpy(at, &h, sizeof h);
   if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty() && !apart) std::memcpy(at + head, tail.data(), tail.size());
-  if (work) work_.count(*work, appending);
+  if (work.stream) work_.count(*work.stream, work.seen, appending);
   if (!awaited) {
     ++statistics_.commands;
     if (config_.stats) ++statistics_.commands_of[function % Statistics::kFunctions];
@@ -51,15 +50,17 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
 }
 
 CUresult Session::post(uint16_t function, const void* body, size_t bytes,
-                       std::span<const std::byte> tail, Stream* work, uint32_t context) {
+                       std::span<const std::byte> tail, Work work, uint32_t context) {
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  if (work.stream)
+    if (const CUresult e = fences.join(work.stream); e != CUDA_SUCCESS) return e;
   if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose(context);
   return CUDA_SUCCESS;
 }
 
 CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
                            std::span<const std::byte> tail, std::span<std::byte> sink, size_t* got,
-                           Stream* work, uint32_t context) {
+                           Work work, uint32_t context) {
   Exchange exchange;
   const CUresult e = begin_exchange(&exchange, function, body, bytes, tail, sink, work, context);
   return e == CUDA_SUCCESS ? end_exchange(exchange, got) : e;
@@ -81,10 +82,16 @@ bool Session::take_lane(uint32_t* taken, bool wait) {
 
 CUresult Session::begin_exchange(Exchange* exchange, uint16_t function, const void* body,
                                  size_t bytes, std::span<const std::byte> tail,
-                                 std::span<std::byte> sink, Stream* work, uint32_t context) {
+                                 std::span<std::byte> sink, Work work, uint32_t context) {
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   if (!exchange->has_lane) take_lane(&exchange->lane, true);
   exchange->has_lane = true;
+  if (work.stream)
+    if (const CUresult e = fences.join(work.stream); e != CUDA_SUCCESS) {
+      lanes_[exchange->lane].busy.store(false, std::memory_order_release);
+      exchange->has_lane = false;
+      return e;
+    }
   exchange->function = function;
   exchange->context = context;
   exchange->sink = sink;

@@ -20,6 +20,7 @@
 #include "client/core/captures.h"
 #include "client/core/channel.h"
 #include "client/core/config.h"
+#include "client/core/fences.h"
 #include "client/core/host_memory.h"
 #include "client/core/imported_pool.h"
 #include "client/core/marks.h"
@@ -67,15 +68,23 @@ class Session {
              : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
   }
 
+  // The stream that a command gives work to, if it does, and whether the host may notice when that
+  // is done (core/work_account.h).
+  struct Work {
+    Work(Stream* to = nullptr, bool is_seen = true) : stream(to), seen(is_seen) {}
+    Stream* stream;
+    bool seen;
+  };
+
   // ---- commands (core/exchange.cc)
-  // Fire and forget. `work`: the stream that the command gives work to, if it does.
+  // Fire and forget.
   CUresult post(uint16_t function, const void* body, size_t bytes,
-                std::span<const std::byte> tail = {}, Stream* work = nullptr, uint32_t context = 0);
+                std::span<const std::byte> tail = {}, Work work = {}, uint32_t context = 0);
   // Sends and waits. The reply's body is copied to `sink` as far as it goes; `got` says how many
   // bytes it had.
   CUresult exchange(uint16_t function, const void* body, size_t bytes,
                     std::span<const std::byte> tail = {}, std::span<std::byte> sink = {},
-                    size_t* got = nullptr, Stream* work = nullptr, uint32_t context = 0);
+                    size_t* got = nullptr, Work work = {}, uint32_t context = 0);
   // Its two halves, for a thread that has several under way: each that began must be ended, in any
   // order. has_room() takes the lane beforehand and fails where begin_exchange() would wait for one
   // that may be held by somebody who waits, too.
@@ -89,17 +98,17 @@ class Session {
     return exchange->has_lane = take_lane(&exchange->lane, false);
   }
   CUresult begin_exchange(Exchange* exchange, uint16_t function, const void* body, size_t bytes,
-                          std::span<const std::byte> tail, std::span<std::byte> sink, Stream* work,
+                          std::span<const std::byte> tail, std::span<std::byte> sink, Work work,
                           uint32_t context);
   CUresult end_exchange(Exchange& exchange, size_t* got);
   template <class T>
   CUresult post(uint16_t function, const T& body, std::span<const std::byte> tail = {},
-                Stream* work = nullptr, uint32_t context = 0) {
+                Work work = {}, uint32_t context = 0) {
     return post(function, &body, sizeof body, tail, work, context);
   }
   template <class T>
   CUresult exchange(uint16_t function, const T& body, std::span<const std::byte> tail = {},
-                    std::span<std::byte> sink = {}, size_t* got = nullptr, Stream* work = nullptr,
+                    std::span<std::byte> sink = {}, size_t* got = nullptr, Work work = {},
                     uint32_t context = 0) {
     return exchange(function, &body, sizeof body, tail, sink, got, work, context);
   }
@@ -156,6 +165,7 @@ class Session {
 
   AnswerCache answers;
   Captures captures;
+  Fences fences{*this};
   ImportedPools imported_pools{*this};
   ModuleGlobals module_globals;
   SharedMemory shared_memory{*this};
@@ -188,7 +198,7 @@ class Session {
   bool take_lane(uint32_t* taken, bool wait);
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
-              std::span<const std::byte> tail, Stream* work, uint32_t context);
+              std::span<const std::byte> tail, Work work, uint32_t context);
 
   static std::atomic<Session*> current_;
   static std::atomic<bool> forked_;  // this process is a child without a session

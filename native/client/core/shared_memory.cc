@@ -12,6 +12,7 @@ CUresult SharedMemory::map(Device& device, const wire::ShareKey& key, uint64_t b
                            uint32_t flags, Mappings::iterator* mapping) {
   auto it = mappings_.find(key);
   if (it == mappings_.end()) {
+    if (const CUresult e = session_.fences.show_memory(); e != CUDA_SUCCESS) return e;
     const uint64_t at = device.memory.reserve(bytes, DeviceMemory::kSlab, 0);
     if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
     const CUresult e = session_.ask(device, wire::kOpenShared,

@@ -81,6 +81,7 @@ CUresult VirtualMemory::export_to(uint64_t id, int* descriptor) {
   if (!a || !a->handles ||
       a->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = session_.fences.show_memory(); e != CUDA_SUCCESS) return e;
   wire::SharedMemory shared{};
   const CUresult e =
       session_.ask(*a->device, wire::kShareAllocation, wire::AllocationId{id}, &shared);
@@ -112,9 +113,11 @@ CUresult VirtualMemory::import_from(int descriptor, uint64_t* id) {
   Allocation* made = allocations_.create(id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   wire::AllocationReply reply{};
-  CUresult e =
-      session_.exchange(wire::kOpenAllocation, wire::OpenAllocation{ticket.key, *id, ticket.bytes},
-                        {}, {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  CUresult e = session_.fences.show_memory();
+  if (e == CUDA_SUCCESS)
+    e = session_.exchange(wire::kOpenAllocation,
+                          wire::OpenAllocation{ticket.key, *id, ticket.bytes}, {},
+                          {reinterpret_cast<std::byte*>(&reply), sizeof reply});
   if (e == CUDA_SUCCESS && reply.device >= session_.devices().size()) e = CUDA_ERROR_UNKNOWN;
   if (e != CUDA_SUCCESS) {
     allocations_.destroy(*id);

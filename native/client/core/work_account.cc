@@ -9,7 +9,7 @@
 
 namespace sluice::client {
 
-void WorkAccount::count(Stream& stream, const Appending&) {
+void WorkAccount::count(Stream& stream, bool seen, const Appending&) {
   // What goes into a graph is no work yet.
   if (std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0) return;
   Device& device = *stream.device;
@@ -17,8 +17,10 @@ void WorkAccount::count(Stream& stream, const Appending&) {
   const bool alone = d.issued_ == d.idle_at_ || d.only_stream_ == &stream;
   d.only_stream_ = alone ? &stream : nullptr;
   stream.work.last_ = ++d.issued_;
-  if (&stream != &device.legacy && !(stream.flags & CU_STREAM_NON_BLOCKING))
-    d.last_blocking_ = d.issued_;
+  if (seen) stream.work.seen_ = d.issued_;
+  if (&stream == &device.legacy || stream.flags & CU_STREAM_NON_BLOCKING) return;
+  d.last_blocking_ = d.issued_;
+  if (seen) d.seen_blocking_ = d.issued_;
 }
 
 void WorkAccount::note_done(Device& device, Stream* stream, uint64_t upto) {
@@ -42,6 +44,15 @@ uint64_t WorkAccount::issued(const Device& device) {
 bool WorkAccount::idle(const Device& device) {
   std::lock_guard lock(mutex_);
   return device.work.issued_ == device.work.idle_at_;
+}
+
+bool WorkAccount::unseen(const Stream& stream) {
+  const Device& device = *stream.device;
+  std::lock_guard lock(mutex_);
+  const DeviceWork& d = device.work;
+  const auto none = [&](const StreamWork& w) { return w.seen_ <= std::max(w.done_, d.idle_at_); };
+  if (stream.flags & CU_STREAM_NON_BLOCKING) return none(stream.work);
+  return none(device.legacy.work) && d.seen_blocking_ <= d.idle_at_;
 }
 
 StreamPoint WorkAccount::point(const Stream& stream) {

@@ -27,6 +27,7 @@ class StreamWork {
   friend class WorkAccount;
   uint64_t last_ = 0;  // the newest work that it was given
   uint64_t done_ = 0;  // up to where its work is known to be done
+  uint64_t seen_ = 0;  // the newest work of which the host may notice that it is done
 };
 
 // A device's part.
@@ -35,6 +36,7 @@ class DeviceWork {
   uint64_t issued_ = 0;            // commands that gave it work
   uint64_t idle_at_ = 0;           // how many of them are known to be done
   uint64_t last_blocking_ = 0;     // the newest work of streams that the legacy one waits for
+  uint64_t seen_blocking_ = 0;     // and of that, what the host may notice
   Stream* only_stream_ = nullptr;  // that has all work not known to be done; nullptr: several have
 };
 
@@ -44,10 +46,12 @@ class WorkAccount {
 
   // For whoever appends a command, from before it is written until it is committed.
   [[nodiscard]] Appending appending() { return Appending(mutex_); }
-  // The command that is being appended gives `stream` work, unless it goes into a graph.
-  void count(Stream& stream, const Appending&);
+  // The command that is being appended gives `stream` work, unless it goes into a graph. `seen`:
+  // the host may notice that it is done, as by memory that both reach; not so of a copy to the
+  // device whose bytes have left, or of a fill there.
+  void count(Stream& stream, bool seen, const Appending&);
   // A command that was sent gave work to this stream, too.
-  void add(Stream& stream) { count(stream, appending()); }
+  void add(Stream& stream, bool seen = true) { count(stream, seen, appending()); }
 
   // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to number
   // `upto` is done.
@@ -59,6 +63,8 @@ class WorkAccount {
   uint64_t issued(const Device& device);
   // Whether all work is known to be done.
   bool idle(const Device& device);
+  // Whether the host cannot notice the end of anything that a wait for the stream would wait for.
+  bool unseen(const Stream& stream);
   // Where all that the stream has been given ends, and whether all before such a point is known to
   // be done. `stream` may be nullptr for points of a whole device.
   StreamPoint point(const Stream& stream);

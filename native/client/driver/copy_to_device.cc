@@ -22,12 +22,16 @@ using wire::HostPlace;
 
 namespace {
 
-CUresult post_to_device(Session* s, Stream* stream, const CopyToDevice& c, const DeviceSide& to,
-                        std::span<const std::byte> data = {}) {
-  if (!to.array) return s->post(wire::kCopyToDevice, c, data, stream, context_of(stream));
-  return s->post(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), data, stream,
-                 context_of(stream));
+CUresult post_to_device(Session* s, const Session::Work& work, const CopyToDevice& c,
+                        const DeviceSide& to, std::span<const std::byte> data = {}) {
+  const uint32_t context = context_of(work.stream);
+  if (!to.array) return s->post(wire::kCopyToDevice, c, data, work, context);
+  return s->post(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), data, work,
+                 context);
 }
+
+// Its bytes have left when the call returns: the host cannot notice when they arrive.
+Session::Work unseen(Stream* stream) { return {stream, false}; }
 
 CUresult exchange_to_device(Session* s, Stream* stream, const CopyToDevice& c,
                             const DeviceSide& to) {
@@ -61,7 +65,7 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     }
     const DeviceSide there = to.at(row, column);
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
-    return post_to_device(s, stream, c, there, {at, piece.width * piece.rows});
+    return post_to_device(s, unseen(stream), c, there, {at, piece.width * piece.rows});
   });
   if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(context_of(stream));
   return e;
@@ -82,7 +86,7 @@ CUresult copy_from_staging(Session* s, Stream* stream, const DeviceSide& to, con
     c.host_address = reinterpret_cast<uint64_t>(staging.at);
     c.mark = staging.mark;
     c.value = staging.value = s->marks().next(staging.mark);
-    return post_to_device(s, stream, c, there);
+    return post_to_device(s, unseen(stream), c, there);
   });
 }
 
@@ -106,9 +110,10 @@ CUresult copy_to_device(Session* s, Stream* stream, const DeviceSide& to, const 
     if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t limit = s->channel().inline_limit();
-  if (r.width * r.rows <= limit || !s->marks())
-    return transfer::copy_in_commands(s, stream, to, source, from_pitch, r, limit);
-  return transfer::copy_from_staging(s, stream, to, source, from_pitch, r);
+  const CUresult e = r.width * r.rows <= limit || !s->marks()
+                         ? transfer::copy_in_commands(s, stream, to, source, from_pitch, r, limit)
+                         : transfer::copy_from_staging(s, stream, to, source, from_pitch, r);
+  return e == CUDA_SUCCESS && wait ? end_unseen(s, stream) : e;
 }
 
 }  // namespace sluice::client

@@ -110,6 +110,7 @@ void end_streams(Session* s, Device* d, uint64_t green, uint64_t standard) {
     s->imported_pools.forget_stream(stream);
     s->marks().give_back(stream->probe);
     stream->probe = wire::kNoMark;
+    s->fences.forget(stream);
     s->work().forget(*d, stream);
   }
 }

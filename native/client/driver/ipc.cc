@@ -66,6 +66,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
   if (const CUresult e = enter_sharing(&s, &d); e != CUDA_SUCCESS) return e;
   AddressRange range;
   if (!handle || !find_range(s, pointer, &range) || !range.plain) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = s->fences.show_memory(); e != CUDA_SUCCESS) return e;
   wire::SharedMemory shared{};
   const CUresult e =
       s->ask(*range.device, wire::kShareMemory, wire::ShareMemory{range.start}, &shared);

@@ -241,7 +241,8 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
       return e;
   note_use(c.s, at, address);
   const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};
-  const CUresult e = c.s->post(wire::kFillDevice, f, {}, at, at->device->index + 1);
+  const Session::Work work{at, in_arena(c, address)};
+  const CUresult e = c.s->post(wire::kFillDevice, f, {}, work, at->device->index + 1);
   if (e == CUDA_SUCCESS && at != c.stream) return synchronize_stream(c.s, at);
   if (e != CUDA_SUCCESS || !wait || !(in_arena(c, address) || must_wait(c.s, address))) return e;
   // Only where host memory is filled does CUDA wait, unless it was told to.

@@ -62,6 +62,7 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr pointe
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   Device* d = device_of_address(s, pointer);
   if (!data || !d) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = s->fences.show_memory(); e != CUDA_SUCCESS) return e;
   const auto share = [&](uint64_t chunk, wire::SharedMemory* shared) {
     return s->ask(*d, wire::kShareMemory, wire::ShareMemory{chunk}, shared);
   };

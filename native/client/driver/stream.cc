@@ -42,6 +42,7 @@ CUresult destroy(Session* s, uint64_t id) {
   device.pools.forget_stream(stream);
   s->imported_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
+  s->fences.forget(stream);
   s->work().forget(device, stream);
   if (!stream->green) --s->plain_streams;
   const CUresult e =
@@ -129,7 +130,8 @@ CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
-  if (!s->work().idle(*stream->device)) return synchronize_stream(s, stream);
+  if (!s->work().idle(*stream->device) && !waits_unseen(s, stream))
+    return synchronize_stream(s, stream);
   s->after_synchronisation(*stream->device);
   return CUDA_SUCCESS;
 }
@@ -139,7 +141,7 @@ CUresult cuStreamQuery(CUstream handle) {
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
-  if (s->work().idle(*stream->device)) return CUDA_SUCCESS;
+  if (s->work().idle(*stream->device) || waits_unseen(s, stream)) return CUDA_SUCCESS;
   const uint64_t upto = s->work().issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
                                  nullptr, nullptr, stream->device->index + 1);

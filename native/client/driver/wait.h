@@ -18,6 +18,12 @@ struct Stream;
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
 // Waits for all that `stream` was given.
 CUresult synchronize_stream(Session* s, Stream* stream);
+// For a synchronous call of which the host cannot notice whether it waits: what the node is given
+// later comes after all that `stream` was given.
+CUresult end_unseen(Session* s, Stream* stream);
+// The same for a wait for `stream`, where nothing that it would wait for can be noticed. False: it
+// has to be waited for.
+bool waits_unseen(Session* s, Stream* stream);
 // As cuMemFree does: returns when running kernels have ended, at once when the device is known to
 // be idle.
 CUresult wait_idle(Session* s, Device* d);

@@ -157,6 +157,8 @@ int32_t send(Group g, bool grouped) {
     known = state.learned.contains(g.key);
   }
   int64_t status = kSuccess;
+  for (const GroupedCall& c : g.calls)
+    if (c.work) session->fences.join(c.work);
   if (known) {
     for (const Part& part : parts)
       if (session->post(ids::id_sluiceNcclGroup, part.body.data(), part.body.size(), {}, nullptr,

@@ -26,6 +26,10 @@ struct Stream {
   uint64_t probe_value = 0, probe_work = 0;
   // The capture that it takes part in, 0: none. Changed under the captures' lock.
   alignas(8) uint64_t capture = 0;
+  // The newest fence that its work comes after (core/fences.h).
+  alignas(8) uint64_t fence = 0;
+  // An event was recorded in it since it was last waited for, and may be asked.
+  bool has_events = false;
   std::vector<CUlaunchAttribute> attributes;  // that it was given
 };
 

@@ -53,6 +53,33 @@ TEST_F(Work, OfSeveralStreamsIsDoneWhenTheDeviceIs) {
   EXPECT_TRUE(account_.idle(device_));
 }
 
+TEST_F(Work, IsUnseenWhereTheHostCannotNoticeItsEnd) {
+  EXPECT_TRUE(account_.unseen(apart_));
+  account_.add(apart_, false);
+  EXPECT_TRUE(account_.unseen(apart_));
+  EXPECT_FALSE(account_.idle(device_)) << "it is work all the same";
+  account_.add(apart_);
+  account_.add(apart_, false);
+  EXPECT_FALSE(account_.unseen(apart_)) << "what is before it is waited for, too";
+  EXPECT_TRUE(account_.unseen(a_)) << "which does not wait for that stream";
+  account_.note_done(device_, &apart_, 2);
+  EXPECT_TRUE(account_.unseen(apart_));
+}
+
+TEST_F(Work, IsSeenWhereTheDefaultStreamWaitsForWhatIs) {
+  account_.add(a_);
+  account_.add(device_.legacy, false);
+  EXPECT_FALSE(account_.unseen(device_.legacy)) << "it waits for the other stream";
+  EXPECT_FALSE(account_.unseen(b_)) << "and this one for it";
+  EXPECT_TRUE(account_.unseen(apart_));
+  account_.note_done(device_, nullptr, account_.issued(device_));
+  EXPECT_TRUE(account_.unseen(device_.legacy));
+  account_.add(device_.legacy);
+  EXPECT_FALSE(account_.unseen(b_));
+  account_.note_done(device_, &device_.legacy, account_.issued(device_));
+  EXPECT_TRUE(account_.unseen(b_));
+}
+
 TEST_F(Work, ThatGoesIntoAGraphIsNone) {
   a_.capture = 1;
   account_.add(a_);
