@@ -140,9 +140,10 @@ TEST_F(Commands, StreamCreateAndDestroy) {
 TEST_F(Commands, StreamSynchronizeAndQuery) {
   for (CUstream stream : {CUstream{nullptr}, world().stream}) {
     for (CUresult answer : {CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE}) {
-      ASSERT_EQ(cuMemcpyDtoDAsync(world().memory, world().memory + 64, 16, stream), CUDA_SUCCESS);
+      ASSERT_EQ(cuMemcpyDtoDAsync_v2(world().memory, world().memory + 64, 16, stream),
+                CUDA_SUCCESS);
       ScopedAnswer a(SLUICE_ON(cuStreamSynchronize), [&](CUstream) { return answer; });
-      ASSERT_EQ(cuMemcpyDtoDAsync(world().memory, world().memory + 64, 16, stream),
+      ASSERT_EQ(cuMemcpyDtoDAsync_v2(world().memory, world().memory + 64, 16, stream),
                 CUDA_SUCCESS);  // so that there is work
       recording().clear();
       EXPECT_EQ(cuStreamSynchronize(stream), answer);
@@ -160,7 +161,7 @@ TEST_F(Commands, StreamSynchronizeAndQuery) {
     EXPECT_TRUE(recording().calls_of("cuStreamSynchronize").empty());
     EXPECT_TRUE(recording().calls_of("cuStreamQuery").empty());
     for (CUresult answer : {CUDA_ERROR_NOT_READY, CUDA_SUCCESS}) {
-      ASSERT_EQ(cuMemcpyDtoDAsync(world().memory, world().memory + 64, 16, stream),
+      ASSERT_EQ(cuMemcpyDtoDAsync_v2(world().memory, world().memory + 64, 16, stream),
                 CUDA_SUCCESS);  // so that there is work
       ScopedAnswer a(SLUICE_ON(cuStreamQuery), [&](CUstream) { return answer; });
       recording().clear();
