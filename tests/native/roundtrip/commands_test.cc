@@ -153,6 +153,7 @@ TEST_F(Commands, StreamSynchronizeAndQuery) {
       EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
       EXPECT_TRUE(recording().calls.empty()) << "there was nothing left to wait for";
     }
+    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     // A fill cannot be noticed by the host.
     ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream), CUDA_SUCCESS);
     recording().clear();
