@@ -57,6 +57,7 @@ PROGRAMS = (
     "sluice-doorbell",
     "sluice-watch",
     "hostile_libraries",
+    "delaying_network",
 )
 BUILT = ("build/programs", "build/bench/calls")
 #: Tracked, and of no use there: recordings, images, fuzzing.

@@ -85,8 +85,12 @@ class Server:
         libraries: str | None = None,
         memory_mib: int = SLICE_MIB,
         uid: int | None = NOBODY,
+        options: Sequence[str] = (),
     ) -> None:
-        """`uid`: whose all workers are; None: each grant's, or project's, own."""
+        """`uid`: whose all workers are; None: each grant's, or project's, own.
+
+        `options`: of static_server.py besides.
+        """
         self.folder = folder
         self.socket = folder / "server.sock"
         self.log = SessionLogs(folder / "log")
@@ -117,7 +121,7 @@ class Server:
         command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
         command += ["--http-port", "19123", "--relay"]
         command += ["--run-together"]  # as is the default
-        command += ["--bulk-connections", "8"]
+        command += ["--bulk-connections", "8", *options]
         if uid is not None:
             command += ["--uid", str(uid)]
         if libraries is not None:

@@ -4,7 +4,9 @@
     python tests/gpu/workloads.py NAME [NAME ...] [--share-of-steps 0.5]
 
 Run natively or with Sluice's libraries preloaded; run_workloads.py does both in turn and compares.
-The line has `rate` (in `unit`), `round_trips` and `commands` for each step (null natively), a
+The line has `rate` (in `unit`), `round_trips` and `commands` for each step (null natively), the
+round trips of the start (`start_trips`: import, the first kernel), of setting up (`set_up_trips`:
+the model's way to the device, the first steps), a
 `checksum` of the result, the seconds of CPU that a step took here, and the seconds that import, the
 first kernel and the warm-up took. Models
 have random weights from a fixed seed, so nothing is downloaded.
@@ -88,6 +90,21 @@ def resnet(torch: Any, train: bool, batch: int) -> tuple[Callable[[], Any], str,
     return step, "img/s", float(batch)
 
 
+def resnet_sent(torch: Any) -> tuple[Callable[[], Any], str, float]:
+    """ResNet-50 in float32, batch 1, whose input comes from the host for each."""
+    import torchvision
+
+    torch.backends.cudnn.benchmark = False
+    model = torchvision.models.resnet50(weights=None).cuda().eval()
+    image = torch.randn(1, 3, 224, 224)
+
+    def infer() -> Any:
+        with torch.inference_mode():
+            return model(image.cuda()).sum().item()
+
+    return infer, "img/s", 1.0
+
+
 def gpt2(torch: Any) -> Any:
     """GPT-2, 124 M parameters, random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -137,6 +154,7 @@ WORKLOADS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "smoke": (smoke, 1, 2),
     "resnet50_train": (lambda t: resnet(t, True, 64), 8, 30),
     "resnet50_infer": (lambda t: resnet(t, False, 1), 20, 200),
+    "resnet50_infer_sent": (resnet_sent, 20, 200),
     "gpt2_generate": (gpt2_generate, 2, 3),
     "gpt2_train": (gpt2_train, 5, 20),
     "gpt2_train_bf16": (lambda t: gpt2_train(t, "bfloat16"), 5, 20),
@@ -148,6 +166,7 @@ def measure(torch: Any, name: str, share: float) -> dict[str, Any]:
     build, warmup, steps = WORKLOADS[name]
     steps = max(1, round(steps * share))
     torch.manual_seed(0)
+    first = counters()
     begun = time.perf_counter()
     step, unit, count = build(torch)
     for _ in range(warmup):
@@ -167,11 +186,13 @@ def measure(torch: Any, name: str, share: float) -> dict[str, Any]:
         "unit": unit,
         "commands": None,
         "round_trips": None,
+        "set_up_trips": None,
         "cpu_s": cpu / steps,
         "warmup_s": warm,
         "checksum": float(torch.as_tensor(result).detach().double().sum()),
     }
-    if before and after:
+    if first and before and after:
+        line["set_up_trips"] = before[1] - first[1]
         line["commands"] = (after[0] - before[0]) / steps
         line["round_trips"] = (after[1] - before[1]) / steps
     return line
@@ -188,9 +209,15 @@ def main() -> int:
     imported = time.perf_counter() - START
     torch.zeros(1, device="cuda").add_(1).item()
     first = time.perf_counter() - START - imported
+    started = counters()
+    of_process = {
+        "import_s": imported,
+        "first_kernel_s": first,
+        "start_trips": started[1] if started else None,
+    }
     for name in options.names:
         line = measure(torch, name, options.share_of_steps)
-        print(json.dumps(line | {"import_s": imported, "first_kernel_s": first}), flush=True)
+        print(json.dumps(line | of_process), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     return 0

@@ -105,10 +105,14 @@ class RelayLink(FakeControllerLink):
 
 
 class StaticTickets:
-    """The one answer of a controller's REST that clients on the network need."""
+    """The one answer of a controller's REST that clients on the network need.
 
-    def __init__(self, link: StaticLink) -> None:
+    `address`: which tickets name in the place of the data port's own.
+    """
+
+    def __init__(self, link: StaticLink, address: str = "") -> None:
         self._link = link
+        self._address = address
 
     @asynccontextmanager
     async def listening(self, port: int) -> AsyncIterator[None]:
@@ -154,7 +158,8 @@ class StaticTickets:
             )
         )
         there = self._link.side.inventory()
-        ticket = {"address": there.data_address, "port": there.data_port, "key": assignment.key}
+        address = self._address or there.data_address
+        ticket = {"address": address, "port": there.data_port, "key": assignment.key}
         return "201 Created", ticket
 
 

@@ -64,7 +64,8 @@ class StaticPool:
     """A running static server; its socket, logs and home lie in `folder`.
 
     `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP;
-    `relay`: by a server beside it, which has none.
+    `relay`: by a server beside it, which has none. `way`: the address at which clients by TCP look
+    for the data port, where somebody passes on what comes to it.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class StaticPool:
         gpus: int = 1,
         tcp: bool = False,
         relay: bool = False,
+        way: str = "",
         sandbox: str = "off",
         driver: Path | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class StaticPool:
         self.socket = folder / "server.sock"
         self.log = SessionLogs(folder / "log")
         self.http_port = free_port() if tcp else 0
+        self.data_port = free_port() if way else 0  # 0: any
         self.relay = relay
         options = StaticOptions(
             socket=self.socket,
@@ -93,7 +96,9 @@ class StaticPool:
             memory_mib=memory_mib,
             visible_devices=",".join(map(gpu_uuid, range(gpus))),
             sandbox=sandbox,
-            http_port=self.http_port,
+            http_port=0 if way else self.http_port,
+            ways=((self.http_port, way),) if way else (),
+            data_port=self.data_port,
             relay=relay,
         )
         environment = {**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}

@@ -59,6 +59,8 @@ class StaticOptions:
     run_together: bool = False  # as in control_plane.py
     rdma: bool = False
     bind: str = "127.0.0.1"
+    data_port: int = 0
+    ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
@@ -70,7 +72,7 @@ class StaticOptions:
             "run_dir": run_dir,
             "state_dir": run_dir / "state",
             "socket_path": run_dir / "s",
-            "listen_port": 0,
+            "listen_port": self.data_port,
             "driver": self.driver,
             "cuda_libraries": self.libraries,
             "visible_devices": self.visible_devices,
@@ -124,6 +126,9 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
         sockets = {config.client_socket: options.socket}
         if options.http_port:
             await running.enter_async_context(StaticTickets(links[0]).listening(options.http_port))
+        for port, address in options.ways:
+            tickets = StaticTickets(links[0], address)
+            await running.enter_async_context(tickets.listening(port))
         if options.relay:
             lent = {"node_name": "beside", "driver": "none", "enable_relay": True}
             beside = options.config(run_dir / "r", options.log_dir / "beside", **lent)
@@ -153,6 +158,11 @@ def serve(options: StaticOptions) -> None:
             raise SystemExit(f"static_server.py: {error}") from None
 
 
+def _way(text: str) -> tuple[int, str]:
+    port, _, address = text.partition("=")
+    return int(port), address
+
+
 def main() -> None:
     """Reads the options and serves."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,6 +189,16 @@ def main() -> None:
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
     parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
+    parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
+    parser.add_argument(
+        "--way",
+        dest="ways",
+        type=_way,
+        action="append",
+        default=[],
+        metavar="HTTP_PORT=ADDRESS",
+        help="another port for clients on the network, whose tickets name this address",
+    )
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)
 

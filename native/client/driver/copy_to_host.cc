@@ -176,6 +176,8 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
                       const DeviceSide& from, Rect r, bool wait) {
   if (!from.array) note_use(s, stream, from.address);
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  // Where the data comes with answers, the copies are no work of the stream's, and join nothing.
+  if (const CUresult e = s->fences.join(stream); e != CUDA_SUCCESS) return e;
   const uint64_t span = r.rows == 1 ? r.width : to_pitch * (r.rows - 1) + r.width;
   if (s->host_memory().in_arena(to, span) && transfer::divisible(from, to, to_pitch, r))
     return transfer::copy_to_arena(s, stream, to, to_pitch, from, r, wait);
