@@ -7,13 +7,16 @@ the native parts of Python packages. Reads files, loads none.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, note, ok
+from .installation import find_installation
 from .installation_check import relink_advice
+from .static_runtime import known_runtime, our_runtimes, wanted
 from .substitution import CUDA, LOCAL, Served
 
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
@@ -75,15 +78,7 @@ class Seen:
                     "of its own",
                 )
             )
-        if self.static:
-            results.append(
-                bad(
-                    subject,
-                    f"{_some(map(str, self.static))} {_carry(self.static)} the CUDA runtime inside "
-                    "(libcudart_static), which talks to NVIDIA's driver by private tables",
-                    relink_advice(),
-                )
-            )
+        results += self._of_static_runtimes(subject)
         if self.replaced:
             results.append(
                 ok(subject, f"{who} needs {', '.join(sorted(self.replaced))}: these are replaced")
@@ -94,6 +89,47 @@ class Seen:
                     subject,
                     f"{who} needs {', '.join(sorted(self.theirs))} too, which this installation "
                     "does not forward: loading works, calls that need a GPU fail",
+                )
+            )
+        return results
+
+    def _of_static_runtimes(self, subject: str) -> list[Finding]:
+        """By what would become of each: diverted, diverted if it is asked for, or not known."""
+        found = find_installation()
+        ours, diverts = our_runtimes(found), wanted(os.environ)
+        known: dict[str, list[Path]] = {}
+        unknown = []
+        for path in self.static:
+            runtime = known_runtime(path, found)
+            if runtime is not None and runtime.major in ours:
+                known.setdefault(runtime.version, []).append(path)
+            else:
+                unknown.append(path)
+        results = []
+        for version, files in sorted(known.items()):
+            inside = f"{_some(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
+            if diverts:
+                results.append(
+                    ok(subject, f"{inside}: its functions lead to ours (static_runtime = divert)")
+                )
+            else:
+                results.append(
+                    bad(
+                        subject,
+                        f"{inside}, which talks to NVIDIA's driver by private tables",
+                        f"{relink_advice()}; or start it by `sluice run --static-runtime divert` "
+                        "(client.conf: static_runtime = divert), which changes its code in the "
+                        "memory of your own process",
+                    )
+                )
+        if unknown:
+            results.append(
+                bad(
+                    subject,
+                    f"{_some(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
+                    "(libcudart_static), which talks to NVIDIA's driver by private tables, of a "
+                    "version that cannot be diverted here",
+                    relink_advice(),
                 )
             )
         return results

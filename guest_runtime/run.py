@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from .installation import Installation, find_installation
 from .options import WrongUsage, parse
+from .static_runtime import DIVERT, VARIABLE, preloads, wanted
 
 
 class CannotRun(Exception):
@@ -25,7 +26,9 @@ class CannotRun(Exception):
 def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]:
     """`base` with the two loader variables put in front of what they hold already.
 
-    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules.
+    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules, and, where
+    runtimes inside of programs are to be diverted, for what tells the loader hook so and preloads
+    ours, to which they are to lead.
     """
     if found.folder is None:
         raise CannotRun(
@@ -37,6 +40,10 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
     result["LD_AUDIT"] = _prepend(str(found.audit), base.get("LD_AUDIT"))
     result["LD_LIBRARY_PATH"] = _prepend(str(found.folder), base.get("LD_LIBRARY_PATH"))
     result.setdefault("TRITON_LIBCUDA_PATH", str(found.folder))
+    if wanted(base):
+        result[VARIABLE] = DIVERT
+        for runtime in reversed(preloads(found)):
+            result["LD_PRELOAD"] = _prepend(runtime, result.get("LD_PRELOAD"))
     return result
 
 

@@ -161,7 +161,7 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         internal = (
             ["sluice_library_*", "sluice_nvml_*", "sluice_job_*"]
             if library == "libcuda.so.1"
-            else []
+            else ["sluice_refuse_*"]
         )
         writer.render(
             "exports_library.map.j2", target, library=library, node=node, names=[*names, *internal]

@@ -38,6 +38,25 @@ def compile_c(tmp_path: Path) -> Compile:
     return compile_it
 
 
+def compile_hook(folder: Path) -> Path:
+    """The real loader hook, compiled into a folder."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    native = CHECKOUT / "native"
+    source, hook = native / "client" / "audit", folder / "libsluice-audit.so"
+    tables = folder.parent / "generated"
+    script, lock = native / "codegen/static_runtimes.py", native / "api/static_runtimes.lock"
+    made = tables / "audit" / "static_runtimes.inc"
+    subprocess.run([sys.executable, script, lock, made], check=True)
+    command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]
+    command += ["-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", f"-I{tables}"]
+    command += [f"-Wl,--version-script={source / 'audit.map'}"]
+    command += [*map(str, sorted(source.glob("*.cc"))), "-o", str(hook), "-ldl"]
+    subprocess.run(command, check=True)
+    return hook
+
+
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """dist/… as `make guest-bundle` writes it, in a folder of its own."""

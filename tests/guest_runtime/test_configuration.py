@@ -98,6 +98,7 @@ def test_defaults_are_good_and_as_they_were() -> None:
         "client.preempt": "false",
         "client.same_gpu": "false",
         "client.sharing": "auto",
+        "client.static_runtime": "leave",
     }
     assert not any(value.problem for value in settings.values())
 

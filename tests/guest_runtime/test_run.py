@@ -17,7 +17,7 @@ from sluice.guest_runtime.findings import Verdict
 from sluice.guest_runtime.installation import Installation
 from sluice.guest_runtime.run import CannotRun, environment_for
 
-from .conftest import CHECKOUT, Compile
+from .conftest import CHECKOUT, Compile, compile_hook
 
 WHICH = 'const char* which(void){{ return "{}"; }}'
 ASKS = "#include <stdio.h>\nextern const char* which(void); int main(){ puts(which()); }"
@@ -52,20 +52,7 @@ class Setting:
             "-Wl,--disable-new-dtags",
         )
         self.opener = compile_c("opener", OPENS, "-ldl")
-        compiler = shutil.which("c++") or shutil.which("g++")
-        if compiler is None:
-            pytest.skip("no C++ compiler")
-        source = CHECKOUT / "native/client/audit"
-        self.audit = self.lib / "libsluice-audit.so"
-        subprocess.run(
-            [
-                *(compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-O2", *shared),
-                *("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
-                f"-Wl,--version-script={source / 'audit.map'}",
-                *(str(source / "audit.cc"), "-o", str(self.audit), "-ldl"),
-            ],
-            check=True,
-        )
+        self.audit = compile_hook(self.lib)
 
     def run(self, *command: str, **variables: str) -> str:
         done = subprocess.run(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from sluice.guest_runtime.substitution import CUDA, LOCAL, served_by
 
-from .conftest import CHECKOUT, Compile
+from .conftest import Compile, compile_hook
 
 OURS = ("libcublas.so.13", "libcublasLt.so.13", "libcuda.so.1", "libcudnn.so.9", "libnccl.so.2")
 OPENS = """
@@ -66,14 +65,7 @@ def lib(compile_c: Compile) -> Path:
         source = f'const char* which(void){{ return "{name}"; }}'
         compile_c(f"lib/{name}", source, *shared, f"-Wl,-soname,{name}")
     folder = compile_c("lib/libsluice-softgpu.so.1", "", *shared).parent
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    source = CHECKOUT / "native/client/audit"
-    command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-O2", *shared]
-    command += ["-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
-    command += [f"-Wl,--version-script={source / 'audit.map'}", str(source / "audit.cc"), "-ldl"]
-    subprocess.run([*command, "-o", str(folder / "libsluice-audit.so")], check=True)
+    compile_hook(folder)
     return folder
 
 

@@ -6,14 +6,19 @@
 // base name is held against the libraries in the folder of this one, and one that stands for it is
 // taken. Which names a library stands for is the table in this file's middle
 // (guest_runtime/substitution.py says the same for `sluice check`); every other name passes
-// unchanged, so that a library which this release does not bring is NVIDIA's own. It keeps no
-// threads, allocates nothing after it was loaded and needs no C++ runtime.
+// unchanged, so that a library which this release does not bring is NVIDIA's own. Where the user
+// asked for it, objects with NVIDIA's runtime inside get ours (divert.h). It keeps no threads,
+// allocates nothing after it was loaded and needs no C++ runtime.
 #include <dirent.h>
 #include <link.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+
+#include "divert.h"
+#include "static_runtime.h"
 
 namespace {
 
@@ -124,12 +129,21 @@ void read_own_folder() {
   closedir(entries);
 }
 
+bool is_ours(const char* path) {
+  for (size_t i = 0; i < g_count; ++i)
+    if (std::strcmp(g_libraries[i].path, path) == 0) return true;
+  return false;
+}
+
+bool g_diverts = false;
+
 }  // namespace
 
 extern "C" {
 
 __attribute__((visibility("default"))) unsigned int la_version(unsigned int version) {
   read_own_folder();
+  g_diverts = sluice::audit::diverts();
   // The oldest version has all that is used here; a loader refuses only newer ones than its own.
   return version < 1 ? 0 : 1;
 }
@@ -141,6 +155,30 @@ __attribute__((visibility("default"))) char* la_objsearch(const char* name, uint
   for (size_t i = 0; i < g_count; ++i)
     if (stands_for(g_libraries[i], wanted)) return g_libraries[i].path;
   return const_cast<char*>(name);
+}
+
+// 0: what the object binds to is nobody's business.
+__attribute__((visibility("default"))) unsigned int la_objopen(link_map* map, Lmid_t space,
+                                                               uintptr_t* /*cookie*/) {
+  if (g_diverts && space == LM_ID_BASE && !(map->l_name && is_ours(map->l_name)))
+    sluice::audit::note_object(map);
+  return 0;
+}
+
+__attribute__((visibility("default"))) void la_activity(uintptr_t* /*cookie*/, unsigned int flag) {
+  if (g_diverts && flag == LA_ACT_CONSISTENT) sluice::audit::divert_noted(&is_ours);
+}
+
+// For `sluice check`: which version of the static runtime a file has. 0: none. 1: one, whose
+// versions are written to `versions`. 2: one that is not known.
+__attribute__((visibility("default"))) int sluice_static_runtime_of(const char* path,
+                                                                    char* versions, size_t room) {
+  sluice::audit::FoundRuntime found;
+  const auto search = sluice::audit::find_static_runtime(path, &found);
+  if (search == sluice::audit::Search::kFound)
+    std::snprintf(versions, room, "%s", found.runtime->versions);
+  using enum sluice::audit::Search;
+  return search == kNone ? 0 : search == kFound ? 1 : 2;
 }
 
 }  // extern "C"

@@ -226,6 +226,7 @@ Config read_config() {
     c.error = "SLUICE_JOB is no token of `sluice run --share` (" +
               std::to_string(wire::kJobTokenDigits) +
               " hexadecimal digits): unset it, or start the job with `sluice run --share`";
+  r.read(setting::kStaticRuntime, &c.static_runtime);
   r.read(setting::kDebug, &c.debug);
   r.read(setting::kStats, &c.stats);
   if (!is_one_of(c.channel, setting::kChannel.known) && c.error.empty())

@@ -52,6 +52,8 @@ struct Config {
   int32_t priority = setting::kPriority.initial;
   int32_t wait_seconds = setting::kWait.initial;
   RequestOptions options;
+  // What `sluice run` and the loader hook go by (audit/divert.h); judged here as all others are.
+  std::string static_runtime = setting::kStaticRuntime.initial;
   int debug = setting::kDebug.initial;
   bool stats = setting::kStats.initial;
   std::string error;  // the first value that cannot be used; the session is then refused with it

@@ -46,6 +46,22 @@ bool WorkAccount::idle(const Device& device) {
   return device.work.issued_ == device.work.idle_at_;
 }
 
+uint64_t WorkAccount::add_event(Stream& stream) {
+  const auto lock = appending();
+  count(stream, true, lock);
+  return stream.work.last_;
+}
+
+bool WorkAccount::finished(const Stream& stream) {
+  const Device& device = *stream.device;
+  std::lock_guard lock(mutex_);
+  // A blocking stream's work waited for the default stream's before it; what that was given since
+  // then is nothing of its own.
+  uint64_t last = stream.work.last_;
+  if (&stream == &device.legacy) last = std::max(last, device.work.last_blocking_);
+  return last <= std::max(stream.work.done_, device.work.idle_at_);
+}
+
 bool WorkAccount::unseen(const Stream& stream) {
   const Device& device = *stream.device;
   std::lock_guard lock(mutex_);

@@ -52,6 +52,8 @@ class WorkAccount {
   void count(Stream& stream, bool seen, const Appending&);
   // A command that was sent gave work to this stream, too.
   void add(Stream& stream, bool seen = true) { count(stream, seen, appending()); }
+  // An event is about to be recorded in it, which may be asked whether it is done: its number.
+  uint64_t add_event(Stream& stream);
 
   // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to number
   // `upto` is done.
@@ -63,6 +65,8 @@ class WorkAccount {
   uint64_t issued(const Device& device);
   // Whether all work is known to be done.
   bool idle(const Device& device);
+  // Whether all that a wait for the stream would wait for is known to be done.
+  bool finished(const Stream& stream);
   // Whether the host cannot notice the end of anything that a wait for the stream would wait for.
   bool unseen(const Stream& stream);
   // Where all that the stream has been given ends, and whether all before such a point is known to

@@ -129,8 +129,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   }
   event->value = event->mark == wire::kNoMark ? event->value + 1 : s->marks().next(event->mark);
   event->stream = stream;
-  std::atomic_ref(stream->has_events).store(true, std::memory_order_relaxed);
-  event->work = s->work().issued(*d);
+  event->work = s->work().add_event(*stream);
   return s->post(
       wire::kEventRecord,
       wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},

@@ -130,8 +130,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
-  if (!s->work().idle(*stream->device) && !waits_unseen(s, stream))
-    return synchronize_stream(s, stream);
+  if (!needs_no_wait(s, stream)) return synchronize_stream(s, stream);
   s->after_synchronisation(*stream->device);
   return CUDA_SUCCESS;
 }
@@ -141,7 +140,7 @@ CUresult cuStreamQuery(CUstream handle) {
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
-  if (s->work().idle(*stream->device) || waits_unseen(s, stream)) return CUDA_SUCCESS;
+  if (needs_no_wait(s, stream)) return CUDA_SUCCESS;
   const uint64_t upto = s->work().issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
                                  nullptr, nullptr, stream->device->index + 1);

@@ -2,7 +2,6 @@
 #include "client/driver/wait.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "channel/futex.h"
 #include "client/core/session.h"
@@ -37,7 +36,6 @@ CUresult wait_mark(Session* s, uint32_t mark, uint64_t value) {
 
 CUresult synchronize_stream(Session* s, Stream* stream) {
   const uint64_t upto = s->work().issued(*stream->device);
-  std::atomic_ref(stream->has_events).store(false, std::memory_order_relaxed);
   const CUresult e = s->exchange(wire::kStreamSynchronize, wire::StreamId{stream->wire_id}, {}, {},
                                  nullptr, nullptr, stream->device->index + 1);
   if (e != CUDA_SUCCESS) return e;
@@ -52,10 +50,9 @@ CUresult end_unseen(Session* s, Stream* stream) {
   return e == CUDA_SUCCESS && s->fences.memory_is_shown() ? synchronize_stream(s, stream) : e;
 }
 
-bool waits_unseen(Session* s, Stream* stream) {
-  const bool asked = std::atomic_ref(stream->has_events).load(std::memory_order_relaxed) ||
-                     s->fences.memory_is_shown() || s->sync_memops.any();
-  return !asked && s->sticky() == CUDA_SUCCESS && s->work().unseen(*stream) &&
+bool needs_no_wait(Session* s, Stream* stream) {
+  if (s->work().finished(*stream)) return true;
+  return !s->sync_memops.any() && s->sticky() == CUDA_SUCCESS && s->work().unseen(*stream) &&
          s->fences.set(stream, false) == CUDA_SUCCESS && !s->fences.memory_is_shown();
 }
 

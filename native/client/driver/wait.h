@@ -21,9 +21,9 @@ CUresult synchronize_stream(Session* s, Stream* stream);
 // For a synchronous call of which the host cannot notice whether it waits: what the node is given
 // later comes after all that `stream` was given.
 CUresult end_unseen(Session* s, Stream* stream);
-// The same for a wait for `stream`, where nothing that it would wait for can be noticed. False: it
-// has to be waited for.
-bool waits_unseen(Session* s, Stream* stream);
+// Whether a wait for `stream` needs no answer: all that it would wait for is done, or cannot be
+// noticed and is behind a fence now.
+bool needs_no_wait(Session* s, Stream* stream);
 // As cuMemFree does: returns when running kernels have ended, at once when the device is known to
 // be idle.
 CUresult wait_idle(Session* s, Device* d);

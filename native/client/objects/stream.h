@@ -28,8 +28,6 @@ struct Stream {
   alignas(8) uint64_t capture = 0;
   // The newest fence that its work comes after (core/fences.h).
   alignas(8) uint64_t fence = 0;
-  // An event was recorded in it since it was last waited for, and may be asked.
-  bool has_events = false;
   std::vector<CUlaunchAttribute> attributes;  // that it was given
 };
 

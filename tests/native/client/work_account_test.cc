@@ -66,6 +66,23 @@ TEST_F(Work, IsUnseenWhereTheHostCannotNoticeItsEnd) {
   EXPECT_TRUE(account_.unseen(apart_));
 }
 
+TEST_F(Work, OfAStreamIsFinishedWhereItsLastIsKnownToBeDone) {
+  EXPECT_TRUE(account_.finished(a_));
+  account_.add(a_);
+  account_.add(apart_);
+  account_.note_done(device_, &a_, 2);
+  EXPECT_TRUE(account_.finished(a_));
+  EXPECT_FALSE(account_.finished(apart_));
+  EXPECT_FALSE(account_.finished(device_.legacy)) << "which waits for the blocking one";
+  account_.note_done(device_, &device_.legacy, 2);
+  EXPECT_TRUE(account_.finished(device_.legacy));
+  EXPECT_EQ(account_.add_event(a_), 3u);
+  EXPECT_FALSE(account_.finished(a_)) << "the event may be asked";
+  EXPECT_FALSE(account_.unseen(a_));
+  account_.note_done(device_, &a_, 3);
+  EXPECT_TRUE(account_.finished(a_));
+}
+
 TEST_F(Work, IsSeenWhereTheDefaultStreamWaitsForWhatIs) {
   account_.add(a_);
   account_.add(device_.legacy, false);

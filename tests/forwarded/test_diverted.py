@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with NVIDIA's own static runtime inside, as nvcc links by default: with `static_runtime
+= divert` they run on a vGPU and print what they print natively; without it nothing is touched.
+
+The archive is that of the CUDA 13.0 wheel. Sessions are on the software GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool
+
+from sluice.config.native_files import find_native
+from sluice.guest_runtime.static_runtime import known_runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+TOOLKIT = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
+OPTIONS = ["-O1", "-std=c++17", "--no-compress", "-gencode=arch=compute_75,code=compute_75"]
+NAMES = {
+    "vector_add": "10000",
+    "streams_events": "8192",
+    "symbols": "",
+    "graphs": "",
+    "pools": "",
+    "other_streams": "",
+}
+LIBRARY = r"""
+#include <cuda_runtime.h>
+static __global__ void twice(int* p) { *p *= 2; }
+// By a constructor: before main, and before other libraries that it does not need.
+static int before = [] {
+  int* p; int value = 21;
+  if (cudaMalloc(&p, sizeof value) != cudaSuccess) return -1;
+  cudaMemcpy(p, &value, sizeof value, cudaMemcpyHostToDevice);
+  twice<<<1, 1>>>(p);
+  if (cudaMemcpy(&value, p, sizeof value, cudaMemcpyDeviceToHost) != cudaSuccess) return -2;
+  cudaFree(p);
+  return value;
+}();
+extern "C" int answer() { return before; }
+"""
+LINKED = (
+    '#include <cstdio>\nextern "C" int answer();\nint main() { std::printf("%d\\n", answer()); }\n'
+)
+OPENS = r"""
+#include <cstdio>
+#include <dlfcn.h>
+int main(int n, char** names) {
+  for (int i = 1; i < n; ++i) {
+    void* library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!library) return std::puts(dlerror()), 1;
+    std::printf("%d\n", reinterpret_cast<int (*)()>(dlsym(library, "answer"))());
+  }
+}
+"""
+
+
+def nvcc(source: Path, out: Path, *options: str) -> Path:
+    """Compiles with NVIDIA's static runtime inside."""
+    command = [TOOLKIT / "bin" / "nvcc", *OPTIONS, "-cudart=static", "-cudadevrt=none"]
+    subprocess.run([*command, f"-L{TOOLKIT / 'lib'}", *options, "-o", out, source], check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticPool]:
+    folder = tmp_path_factory.mktemp("pool")
+    with StaticPool(folder) as started:
+        yield started
+
+
+def run(
+    pool: StaticPool, *command: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """By `sluice run`, as a user does."""
+    variables = {
+        "PYTHONPATH": str(ROOT / "python"),
+        "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
+        "LD_LIBRARY_PATH": "",
+        **variables,
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "sluice.guest_runtime", "run", *map(str, command)],
+        env=pool.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs, every second one stripped; a library whose constructor computes."""
+    folder = tmp_path_factory.mktemp("static")
+    for count, name in enumerate(NAMES):
+        program = nvcc(PROGRAMS / f"{name}.cu", folder / name)
+        if count % 2:
+            subprocess.run(["strip", program], check=True)
+    (folder / "answer.cu").write_text(LIBRARY)
+    (folder / "linked.cc").write_text(LINKED)
+    (folder / "opens.cc").write_text(OPENS)
+    library = nvcc(folder / "answer.cu", folder / "libanswer.so", "-shared", "-Xcompiler=-fPIC")
+    shutil.copy(library, folder / "libagain.so")
+    compiler = shutil.which("c++")
+    assert compiler
+    for name, *more in (("linked", library, f"-Wl,-rpath,{folder}"), ("opens", "-ldl")):
+        command = [compiler, folder / f"{name}.cc", "-o", folder / name, *more]
+        subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diverted_programs_print_what_they_print_natively(
+    pool: StaticPool, built: Path, name: str
+) -> None:
+    sessions = pool.sessions()
+    done = run(pool, "--static-runtime", "divert", built / name, *NAMES[name].split())
+    said = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
+    expected = (PROGRAMS / "expected" / f"{name}.out").read_text().splitlines()
+    assert said == [line for line in expected if not line.startswith("# ")], done.stderr
+    assert done.returncode == 0
+    assert pool.sessions() == sessions + 1
+
+
+def test_libraries_are_diverted_before_their_constructors_run(
+    pool: StaticPool, built: Path
+) -> None:
+    linked = run(pool, built / "linked", SLUICE_STATIC_RUNTIME="divert")
+    assert (linked.stdout, linked.returncode) == ("42\n", 0), linked.stderr
+    opened = run(
+        pool,
+        *(built / "opens", built / "libanswer.so", built / "libagain.so"),
+        SLUICE_STATIC_RUNTIME="divert",
+    )
+    assert (opened.stdout, opened.returncode) == ("42\n42\n", 0), opened.stderr
+
+
+def test_nothing_is_touched_unless_it_is_asked_for(pool: StaticPool, built: Path) -> None:
+    done = run(pool, built / "vector_add", "100")
+    assert done.returncode != 0
+    assert "statically linked CUDA runtime" in done.stderr
+    assert run(pool, built / "vector_add", "1", SLUICE_STATIC_RUNTIME="maybe").returncode != 0
+
+
+def test_check_says_what_would_become_of_it(pool: StaticPool, built: Path) -> None:
+    def check(**variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "sluice.guest_runtime", "check", built / "symbols"],
+            env=pool.environment(PYTHONPATH=str(ROOT / "python"), **variables),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout
+
+    assert "carries the CUDA runtime inside (13.0.48)" in check()
+    assert "sluice run --static-runtime divert" in check()
+    assert "its functions lead to ours" in check(SLUICE_STATIC_RUNTIME="divert")
+
+
+def test_a_runtime_with_one_other_byte_is_left_alone(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    found = known_runtime(built / "vector_add")
+    assert found
+    assert (found.version, found.major) == ("13.0.48", 13)
+    symbols = subprocess.run(
+        ["nm", built / "vector_add"], capture_output=True, text=True, check=True
+    ).stdout
+    (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
+    content = bytearray((built / "vector_add").read_bytes())
+    place = 0
+    headers = subprocess.run(
+        ["readelf", "-lW", built / "vector_add"], capture_output=True, text=True, check=True
+    ).stdout
+    for row in headers.splitlines():
+        words = row.split()
+        if words and words[0] == "LOAD" and "E" in words[6:8]:
+            place = int(line.split()[0], 16) - int(words[2], 16) + int(words[1], 16)
+    assert place
+    content[place] ^= 1
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    other.chmod(0o755)
+    assert known_runtime(other) is None
+    done = run(pool, other, "100", SLUICE_STATIC_RUNTIME="divert")
+    assert done.returncode != 0
+    assert "statically linked CUDA runtime" in done.stderr
+
+
+def test_files_that_hold_anything_are_only_looked_at(built: Path, tmp_path: Path) -> None:
+    """In a process of its own, which a fault would end."""
+    script = tmp_path / "look.py"
+    script.write_text(f"""
+import ctypes, random, sys
+hook = ctypes.CDLL({str(find_native("libsluice-audit.so"))!r})
+ask = hook.sluice_static_runtime_of
+whole = open({str(built / "streams_events")!r}, "rb").read()
+path = {str(tmp_path / "any")!r}
+room = ctypes.create_string_buffer(8)
+chance = random.Random(int(sys.argv[1]))
+for _ in range(300):
+    one = bytearray(whole[: chance.choice((len(whole), chance.randrange(len(whole)), 64, 700))])
+    for _ in range(chance.randrange(40)):
+        where = chance.choice((64, 1000, len(one)))
+        if one[:where]:
+            at = chance.randrange(min(where, len(one)))
+            one[at] = chance.choice((0, 255, chance.randrange(256)))
+    open(path, "wb").write(one)
+    assert ask(path.encode(), room, 8) in (0, 1, 2)
+    assert room.raw[7:] == b"\\0"
+""")
+    subprocess.run([sys.executable, script, str(random.randrange(1 << 30))], check=True)
+
+
+def test_it_keeps_what_was_preloaded(pool: StaticPool) -> None:
+    asked = ("sh", "-c", "echo $LD_PRELOAD")
+    done = run(pool, *asked, SLUICE_STATIC_RUNTIME="divert", LD_PRELOAD="libm.so.6")
+    first, *_, last = done.stdout.strip().split(":")
+    assert Path(first).samefile(find_native("libcudart.so.13"))
+    assert last == "libm.so.6"
