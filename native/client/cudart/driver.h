@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How libcudart.so.13 calls the driver: every cuXxx that it uses is a weak reference, so that it
+// How libcudart calls the driver: every cuXxx that it uses is a weak reference, so that it
 // loads on any libcuda.so.1 (ours, NVIDIA's, the software GPU). A function that the driver at hand
 // lacks answers CUDA_ERROR_NOT_SUPPORTED. Used by every file of this folder; owns nothing.
 #pragma once
