@@ -41,7 +41,8 @@ def exports(major: Major) -> list[str]:
 
 def variant_values(major: Major, variant: PerThreadVariant) -> dict[str, Any]:
     """Prepare a name with _ptsz; none has its stream in a structure or waits."""
-    assert variant.record is None and not variant.waits, variant.function.name
+    assert variant.record is None, variant.function.name
+    assert not variant.waits, variant.function.name
     own = {f.name for f in major.own}
     target = variant.target
     return {

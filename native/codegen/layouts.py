@@ -94,7 +94,7 @@ def held(fields: tuple[Field, ...]) -> Iterator[str]:
 
 
 def pieces(old: TypeDeclaration, new: TypeDeclaration, where: str) -> list[Piece]:
-    """Return what the two have in common, outermost fields first; RegistryError if that is unsafe."""
+    """Return what the two have in common; RegistryError where copying it is unsafe."""
     theirs = {f.name: f for f in new.fields if f.name}
     result = []
     for field in old.fields:

@@ -49,7 +49,8 @@ cudaError_t ensure_driver() {
   if (const CUresult result = driver(cuDriverGetVersion, &version); result != CUDA_SUCCESS) {
     return to_runtime(result);
   }
-  if (version < kRuntimeVersion) return cudaErrorInsufficientDriver;
+  // A driver serves every runtime of its major version.
+  if (version / 1000 < kRuntimeVersion / 1000) return cudaErrorInsufficientDriver;
   int count = 0;
   if (const CUresult result = driver(cuDeviceGetCount, &count); result != CUDA_SUCCESS) {
     return to_runtime(result);
