@@ -177,6 +177,7 @@ void WorkerProcess::start_session(process::Message& m) {
   options_.waits = false;
   const SessionPlan plan = read_plan(m);
   process::log_name(plan.id, plan.grant);
+  Libraries::get().set_client_version(plan.cuda_version);
   std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, std::exchange(rdma_, {}), &error);
   if (!endpoint) {
     m.descriptors = {};

@@ -16,6 +16,9 @@ extern "C" {
 #undef SLUICE_DRIVER_FUNCTION
 }
 
+// Our own libcuda.so.1 wants to know which version of the runtime stands on it.
+extern "C" [[gnu::weak]] void sluice_runtime_version(int version);
+
 namespace sluice::cudart {
 
 template <typename... Params, typename... Args>

@@ -42,6 +42,7 @@ cudaError_t ensure_driver() {
   if (driver_ready.load(std::memory_order_acquire)) return cudaSuccess;
   std::lock_guard lock(driver_mutex);
   if (driver_ready.load(std::memory_order_relaxed)) return cudaSuccess;
+  if (sluice_runtime_version != nullptr) sluice_runtime_version(kRuntimeVersion);
   if (const CUresult result = driver(cuInit, 0u); result != CUDA_SUCCESS) {
     return to_runtime(result);
   }
