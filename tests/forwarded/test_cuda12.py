@@ -41,6 +41,56 @@ def expected(program: Program) -> str:
     return program.expected.replace("runtime 13.0,", "runtime 12.9,")
 
 
+def test_the_session_says_which_version_it_is(tmp_path: Path, built: Path) -> None:
+    [add] = [one for one in PROGRAMS if one.name == "vector_add"]
+    with StaticPool(tmp_path) as pool:
+        for folder, version in ((built, "12.9"), (built.parent, "13.0")):
+            done = subprocess.run(
+                add.command(folder), env=pool.environment(), timeout=60, check=False
+            )
+            assert done.returncode == 0
+            assert f"for CUDA {version}" in pool.log.read_text()
+
+
+def test_a_library_alone_says_it_too(tmp_path: Path) -> None:
+    program = (
+        "import ctypes; blas = ctypes.CDLL('libcublas.so.12'); handle = ctypes.c_void_p(); "
+        "print(blas.cublasCreate_v2(ctypes.byref(handle)))"
+    )
+    not_supported = 15  # as the node of this pool has no cuBLAS
+    with StaticPool(tmp_path) as pool:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        log = pool.log.read_text()
+    assert int(done.stdout) == not_supported, done.stderr
+    assert "for CUDA 12.9" in log
+    assert "there is no libcublas.so.13 on this node" in log
+
+
+def test_two_versions_in_one_program_are_named(tmp_path: Path) -> None:
+    program = (
+        "import ctypes; ctypes.CDLL('libcublas.so.12'); runtime = ctypes.CDLL('libcudart.so.13'); "
+        "print(runtime.cudaFree(None))"
+    )
+    with StaticPool(tmp_path) as pool:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "0\n"
+    assert done.stderr.count("libraries of CUDA 12 and of CUDA 13") == 1
+
+
 def run(pool: StaticPool, built: Path, program: Program) -> None:
     done = subprocess.run(
         program.command(built),
