@@ -9,7 +9,7 @@ A developer runs this once per version of those libraries; builds only read what
 
 Names and versions come from the dynamic symbol table, return types from the headers beside it
 (nvidia-cuda-runtime, -crt and -cusparse lie in the same folder). Libraries of an older CUDA version
-are listed by `--only libcupti.so.12` from the wheels of that version, unpacked elsewhere. Only facts
+are listed by `--only libcupti.so.12` from that version's wheels, unpacked elsewhere. Only facts
 are written. Needs pyelftools, the libclang wheel, and g++ for its standard headers.
 """
 
