@@ -172,7 +172,7 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         ("exports/libcudart.map", "libcudart.so.13", "libcudart.so.13 ", runtime_names),
     ):
         internal = (
-            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*", "sluice_runtime_version"]
+            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*", "sluice_runtime_*"]
             if library == "libcuda.so.1"
             else []
         )
