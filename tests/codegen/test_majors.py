@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,29 @@ def headers(cuda_root: Path) -> list[str]:
 def major() -> Major:
     [found] = load_registry().majors
     return found
+
+
+def test_importing_gives_the_committed_files_byte_by_byte(
+    headers: list[str], cuda_root: Path, tmp_path: Path
+) -> None:
+    """CUDA 12's headers over what nvcc's own wheels have besides: crt and the profiler's."""
+    pytest.importorskip("clang.cindex", reason="the libclang wheel is not installed")
+    assert headers
+    include, again = tmp_path / "include", tmp_path / "again"
+    include.mkdir()
+    for folder in (cuda_root / "include", WHEEL / "include"):
+        for path in [*folder.glob("*.h"), folder / "crt"]:
+            if path.exists():
+                (include / path.name).unlink(missing_ok=True)
+                (include / path.name).symlink_to(path)
+    command = [sys.executable, ROOT / "native" / "codegen" / "import_headers.py"]
+    command += ["--include", include, "--only", "runtime", "--out", again]
+    subprocess.run(command, check=True)
+    committed = ROOT / "native" / "api" / "imported" / "cuda12"
+    names = {path.name for path in committed.iterdir()} - {"libraries.json"}
+    assert {path.name for path in again.iterdir()} == names
+    for name in names:
+        assert (again / name).read_bytes() == (committed / name).read_bytes(), name
 
 
 def check_syntax(command: list[str], text: str, *flags: str) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from static_pool import StaticPool
 
+from sluice.config.native_files import find_native
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
 from programs import Program, facts, load_programs  # noqa: E402
@@ -71,6 +73,52 @@ def test_a_library_alone_says_it_too(tmp_path: Path) -> None:
     assert int(done.stdout) == not_supported, done.stderr
     assert "for CUDA 12.9" in log
     assert "there is no libcublas.so.13 on this node" in log
+
+
+RENAMED = """
+#include <stdio.h>
+int cudaRuntimeGetVersion(int*), cudaMalloc(void**, unsigned long), cudaFree(void*);
+int main(void) {
+  int version = 0;
+  void* memory = 0;
+  int error = cudaRuntimeGetVersion(&version);
+  if (!error) error = cudaMalloc(&memory, 4096);
+  if (!error) error = cudaFree(memory);
+  printf("%d %d\\n", error, version);
+}
+"""
+
+
+def test_a_copy_that_auditwheel_renamed_is_replaced(tmp_path: Path) -> None:
+    """A wheel's own libcudart, under another name but with NVIDIA's version of its symbols."""
+    name = "libcudart-5a077122.so.12.0.107"
+    script, stub = tmp_path / "version.map", tmp_path / "wheel.libs" / name
+    script.write_text("libcudart.so.12 { global: cuda*; local: *; };\n")
+    stub.parent.mkdir()
+    functions = ("cudaRuntimeGetVersion", "cudaMalloc", "cudaFree")
+    code = "".join(f"int {one}(void) {{ return 77; }}\n" for one in functions)
+    shared = ["-shared", "-fPIC", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"]
+    compile_c(code, stub, *shared)
+    program = tmp_path / "program"
+    compile_c(RENAMED, program, stub, f"-Wl,-rpath,{stub.parent}")
+    assert subprocess.run([program], capture_output=True, check=True).stdout == b"77 0\n"
+    with StaticPool(tmp_path) as pool:
+        audit = str(find_native("libsluice-audit.so"))
+        done = subprocess.run(
+            [program],
+            env=pool.environment(LD_AUDIT=audit, LD_LIBRARY_PATH=""),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "0 12090\n", done.stderr
+
+
+def compile_c(code: str, out: Path, *flags: str | Path) -> None:
+    """Make a program or a library of C."""
+    command = ["gcc", "-x", "c", "-w", "-o", out, "-", "-x", "none", *flags]
+    subprocess.run(command, input=code, text=True, check=True)
 
 
 def test_two_versions_in_one_program_are_named(tmp_path: Path) -> None:
