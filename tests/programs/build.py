@@ -11,7 +11,8 @@ software GPU reads and a real GPU compiles. A program is rebuilt when its source
 The same programs for CUDA 12 lie in build/programs/cuda12: the same compiler (PyPI has no nvcc 12)
 with CUDA 12.9's headers and libcudart.so.12 of NVIDIA's wheel in build/cuda12. What nvcc itself
 emits for the host is one interface in both versions. Only the software GPU runs them, so the device
-runtime, which is linked for a real one, is left away.
+runtime, which is linked for a real one, is left away. They are built where all programs are, or by
+`--cuda 12`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,22 +86,27 @@ def main() -> int:
     parser.add_argument("programs", nargs="*", help="names without .cu; all when none is given")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "programs")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cuda", type=int, action="append", choices=(12, 13), help="its version")
     options = parser.parse_args()
     sources = [HERE / f"{name}.cu" for name in options.programs] or sorted(HERE.glob("*.cu"))
     missing = [source.name for source in sources if not source.is_file()]
     if missing:
         parser.error(f"no such program: {', '.join(missing)}")
-    failures = build(sources, options.out, options.jobs)
+    versions = options.cuda or ([13] if options.programs else [12, 13])
+    failures = build(sources, options.out, options.jobs, versions)
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 
-def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
+def build(
+    sources: list[Path], out: Path, jobs: int = 2, versions: Sequence[int] = (13,)
+) -> list[str]:
     """Builds what changed and returns the compiler's complaints, none when all is well."""
     toolkit = find_toolkit()
-    older = toolkit_12(toolkit)
-    folders = [(out, toolkit), (out / CUDA_12, older)]
+    folders = [(out, toolkit)] if 13 in versions else []
+    if 12 in versions:
+        folders.append((out / CUDA_12, toolkit_12(toolkit)))
     links = [prepare_link_dir(folder, kit) for folder, kit in folders]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         wanted: list[tuple[Path, str, tuple[str, ...], Path, Toolkit, Path]] = [
@@ -110,7 +117,7 @@ def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
         wanted += [
             (source, f"{source.stem}_linked", LINKED_FLAGS, out, toolkit, links[0])
             for source in sources
-            if DEVICE_RUNTIME_CALL.search(source.read_text())
+            if 13 in versions and DEVICE_RUNTIME_CALL.search(source.read_text())
         ]
         results = pool.map(lambda one: build_one(*one), wanted)
         return [message for message in results if message]
