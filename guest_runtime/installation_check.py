@@ -34,7 +34,10 @@ def relink_advice() -> str:
     )
     for folder in candidate_folders():
         if (folder / STATIC_RUNTIME).exists():
-            return f"{advice}: nvcc -cudart static -L {folder} (that is {folder / STATIC_RUNTIME})"
+            older = folder / "cuda12" / STATIC_RUNTIME
+            also = f"; of CUDA 12 {older}" if older.exists() else ""
+            found = f"that is {folder / STATIC_RUNTIME}{also}"
+            return f"{advice}: nvcc -cudart static -L {folder} ({found})"
     return f"{advice}, {STATIC_RUNTIME}, which the guest bundle holds in /opt/sluice/lib"
 
 

@@ -44,6 +44,8 @@ class Seen:
     local: set[str] = field(default_factory=set)
     #: Files that carry the CUDA runtime inside.
     static: list[Path] = field(default_factory=list)
+    #: Major version of CUDA → the first file that needs a library of it.
+    versions: dict[str, Path] = field(default_factory=dict)
 
     def add(self, elf: ElfFile, served: Served) -> None:
         """Takes in one file."""
@@ -52,6 +54,8 @@ class Seen:
             other = served.other_version(name)
             if ours is not None:
                 self.replaced[name] = ours
+                if version := served.cuda_version(ours.name):
+                    self.versions.setdefault(version, elf.path)
             elif LOCAL.fullmatch(name):
                 self.local.add(name)
             elif other is not None:
@@ -79,9 +83,25 @@ class Seen:
                 )
             )
         results += self._of_static_runtimes(subject)
+        if len(self.versions) > 1:
+            needed = (f"{path} needs CUDA {v}'s" for v, path in sorted(self.versions.items()))
+            results.append(
+                bad(
+                    subject,
+                    f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
+                    "install packages that are for one of them: their structures differ, and a "
+                    "program has one",
+                )
+            )
         if self.replaced:
             results.append(
-                ok(subject, f"{who} needs {', '.join(sorted(self.replaced))}: these are replaced")
+                ok(
+                    subject,
+                    f"{who} needs {', '.join(sorted(self.replaced))}: these are replaced"
+                    + (
+                        f", for CUDA {next(iter(self.versions))}" if len(self.versions) == 1 else ""
+                    ),
+                )
             )
         if self.theirs:
             results.append(

@@ -14,6 +14,8 @@ from pathlib import Path
 
 _OURS = re.compile(r"(?!libsluice-)(?P<stem>lib[^/]*?)\.so\.(?P<version>[0-9][0-9.]*)")
 _VERSION = re.compile(r"(\.[0-9][0-9.]*)?")
+#: What auditwheel puts into the name of a library that it copies into a wheel.
+_HASH = "(?:[-.][0-9a-f]{8})?"
 #: A library whose parts have names of their own, all of which one library of ours serves.
 _DIVIDED = "libcudnn"
 
@@ -25,7 +27,7 @@ LOCAL = re.compile(r"lib(nvrtc|nvJitLink|nvvm|nvptxcompiler|nvfatbin|nvToolsExt|
 #: What else of NVIDIA's works on a GPU, as far as names tell.
 CUDA = re.compile(
     r"lib(cuda|cudart|cublas(Lt)?|cudnn\w*|cufft\w*|cufile\w*|cupti|curand|cusolver\w*|cusparse\w*"
-    r"|cutensor\w*|cudss\w*|cvcuda|nccl|npp\w*|nvblas|nvidia-ml|nvjpeg\w*|nvshmem\w*|nvcv_types)\.so\b.*"
+    r"|cutensor\w*|cudss\w*|cvcuda|nccl|npp\w*|nvblas|nvidia-ml|nvjpeg\w*|nvshmem\w*|nvcv_types)([-.][0-9a-f]{8})?\.so\b.*"
 )
 
 
@@ -35,16 +37,21 @@ class Served:
 
     names: dict[str, Path] = field(default_factory=dict)
 
-    def replacement(self, asked: str) -> Path | None:
-        """The library that is taken when a program asks for `asked`, a name or a path."""
+    def replacement(self, asked: str, before: str = "") -> Path | None:
+        """The library that is taken when a program asks for `asked`, a name or a path.
+
+        `before`: one that was taken earlier and is there in several versions, by its name.
+        """
         wanted = asked.rsplit("/", 1)[-1]
         for name, path in self.names.items():
             match = _OURS.fullmatch(name)
             assert match is not None
             stem, suffix = match["stem"], name[match.end("stem") :]
             if wanted == f"{stem}.so":
-                return path
-            if wanted.startswith(name) and _VERSION.fullmatch(wanted[len(name) :]):
+                return self._without_version(asked, stem, before)
+            if re.fullmatch(
+                rf"{re.escape(stem)}{_HASH}{re.escape(suffix)}{_VERSION.pattern}", wanted
+            ):
                 return path
             if suffix == _DRIVER and re.fullmatch(
                 rf"{re.escape(stem)}\.so{_VERSION.pattern}", wanted
@@ -56,12 +63,37 @@ class Served:
                 return path
         return None
 
+    def _without_version(self, asked: str, stem: str, before: str) -> Path:
+        """The one that a name without a version means: see the hook's table."""
+        versions = self._versions(stem)
+        if "/" in asked and len(versions) > 1:
+            file = Path(asked).resolve().name
+            exact = self.replacement(file) if file != f"{stem}.so" else None
+            if exact is not None and exact.name in versions:
+                return exact
+        earlier = self._versions(before.partition(".so")[0])
+        age = earlier.index(before) if before in earlier and len(earlier) > 1 else 0
+        return self.names[versions[age] if age < len(versions) else versions[0]]
+
+    def _versions(self, stem: str) -> list[str]:
+        """The names of a library, the newest first."""
+        found = [name for name in self.names if name.partition(".so")[0] == stem]
+        return sorted(found, key=lambda name: -int(name.rpartition(".so.")[2].split(".")[0]))
+
+    def cuda_version(self, name: str) -> str:
+        """The major version of CUDA that one of these libraries is of, "" where it is of all."""
+        versions = self._versions(name.partition(".so")[0])
+        runtimes = self._versions("libcudart")
+        if name not in versions or len(versions) < 2 or len(versions) > len(runtimes):
+            return ""
+        return runtimes[versions.index(name)].rpartition(".so.")[2]
+
     def other_version(self, asked: str) -> str | None:
-        """The library of ours that `asked` is another major version of."""
+        """The library of ours that `asked` is another major version of, or several with "and"."""
         if self.replacement(asked) is not None:
             return None
         stem = asked.rsplit("/", 1)[-1].partition(".so")[0]
-        return next((name for name in self.names if name.partition(".so")[0] == stem), None)
+        return " and ".join(self._versions(stem)) or None
 
 
 def served_by(folder: Path | None) -> Served:

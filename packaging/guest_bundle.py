@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,7 +32,10 @@ AUDIT = "libsluice-audit.so"
 PROGRAMS = ("sluice-watch",)
 STATIC_RUNTIME = "libcudart_static.a"
 #: The libraries of a bundle of another build, without NVIDIA's libraries that lie above the driver.
-DRIVER_LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1")
+DRIVER_LIBRARIES = (
+    *("libcuda.so.1", "libcudart.so.12", "libcudart.so.13"),
+    "libnvidia-ml.so.1",
+)
 
 
 def build(folder: Path, jobs: int) -> None:
@@ -47,11 +51,12 @@ def build(folder: Path, jobs: int) -> None:
 
 
 def build_static_runtime(folder: Path, jobs: int) -> None:
-    """Compiles libcudart_static.a with the system's compiler.
+    """Compiles libcudart_static.a, and CUDA 12's, with the system's compiler.
 
     A program that is relinked with it brings the C++ runtime of its own compiler, not zig's.
     """
-    run_cmake(folder, [], ["-j", str(jobs), "--target", "sluice_cudart_static"])
+    for target in ("sluice_cudart_static", "sluice_cudart12_static"):
+        run_cmake(folder, [], ["-j", str(jobs), "--target", target])
 
 
 def run_cmake(folder: Path, options: list[str], what: list[str]) -> None:
@@ -99,7 +104,8 @@ def native_files(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
     files: dict[str, tuple[int, bytes]] = {}
     for name in (*client_libraries(folder), AUDIT):
         files[f"lib/{name}"] = (0o755, built_file(folder, name).read_bytes())
-    files[f"lib/{STATIC_RUNTIME}"] = (0o644, built_file(static, STATIC_RUNTIME).read_bytes())
+    for name in (STATIC_RUNTIME, f"cuda12/{STATIC_RUNTIME}"):
+        files[f"lib/{name}"] = (0o644, built_file(static, name).read_bytes())
     for name in PROGRAMS:
         files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
     return files
@@ -163,14 +169,22 @@ def pack(files: dict[str, tuple[int, bytes]], target: Path) -> None:
             member = tarfile.TarInfo(f"sluice-guest/{name}")
             member.mode, member.size = mode, len(content)
             archive.addfile(member, io.BytesIO(content))
-        for name in sorted(files):
-            folder, _, library = name.rpartition("/")
-            plain, version, _ = library.partition(".so.")
-            if folder == "lib" and version:  # what a linker and a dlopen without a version ask for
-                link = tarfile.TarInfo(f"sluice-guest/lib/{plain}.so")
-                link.type, link.linkname = tarfile.SYMTYPE, library
-                archive.addfile(link)
+        for plain, library in sorted(newest_libraries(files).items()):
+            link = tarfile.TarInfo(f"sluice-guest/lib/{plain}.so")
+            link.type, link.linkname = tarfile.SYMTYPE, library
+            archive.addfile(link)
     partial.rename(target)
+
+
+def newest_libraries(files: Iterable[str]) -> dict[str, str]:
+    """What a linker and a dlopen without a version ask for → the newest library of that name."""
+    found: dict[str, tuple[int, str]] = {}
+    for name in files:
+        folder, _, library = name.rpartition("/")
+        plain, _, version = library.partition(".so.")
+        if folder == "lib" and version:
+            found[plain] = max(found.get(plain, (0, "")), (int(version.split(".")[0]), library))
+    return {plain: library for plain, (_, library) in found.items()}
 
 
 def _license() -> bytes:
@@ -209,7 +223,8 @@ def main() -> None:
         for name in (*libraries, AUDIT, *PROGRAMS)
         for line in library_rules.violations(built_file(arguments.build, name), name, libraries)
     ]
-    wrong += library_rules.archive_violations(built_file(static, STATIC_RUNTIME))
+    for name in (STATIC_RUNTIME, f"cuda12/{STATIC_RUNTIME}"):
+        wrong += library_rules.archive_violations(built_file(static, name))
     if wrong:
         sys.exit("guest bundle: " + "\n".join(wrong))
     pack(contents(native_files(arguments.build, static)), target)

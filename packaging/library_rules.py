@@ -135,8 +135,14 @@ def _versions(elf: ELFFile, name: str) -> list[str]:
 def _listed(name: str) -> set[str] | None:
     for path in LISTS.glob("*.json"):
         library = json.loads(path.read_text())
+        exports = {row["name"] for row in library["exports"]}
         if library["soname"] == name:
-            return {row["name"] for row in library["exports"]}
+            return exports
+        for older in LISTS.parent.glob("cuda*/libraries.json"):
+            for row in json.loads(older.read_text()):
+                if (row["library"], row["soname"]) == (path.stem, name):
+                    own = {function["name"] for function in row["functions"]}
+                    return (exports | own) - set(row["lacks"])
     return None
 
 

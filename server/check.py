@@ -13,7 +13,7 @@ from typing import TextIO
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.config.server import ServerConfig
-from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
+from sluice.server.gpus.cuda_libraries import cuda_12_line, find_libraries, search_folders
 from sluice.server.gpus.discovery import find_driver
 from sluice.server.rdma.ports import RdmaError, choose, read_ports
 
@@ -60,6 +60,8 @@ def check(config: ServerConfig, out: TextIO | None = None) -> int:
             say("ok", library.title, f"{library.version or 'unknown version'}, {library.path}")
         else:
             say("note", library.title, f"{library.soname} is not on this host")
+    if len(found) > sum(library.path is None for library in found):
+        say("note", "libraries", cuda_12_line(folders))
     if missing := [library.title for library in found if not library.path]:
         print(
             f"      -> programs that call {', '.join(missing)} are told that the node lacks it; "

@@ -15,7 +15,7 @@ from pathlib import Path
 from sluice.config.native_files import NativeFileMissing
 from sluice.config.server import ServerConfig, ServerSection
 from sluice.server.controller.tls import ControllerCredentials
-from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
+from sluice.server.gpus.cuda_libraries import cuda_12_line, find_libraries, search_folders
 from sluice.server.gpus.discovery import Driver, find_driver
 from sluice.server.listeners.addresses import StartError
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, load_kernel_tls
@@ -63,6 +63,7 @@ def library_folders(section: ServerSection, driver: Driver) -> list[Path]:
     found = find_libraries(folders)
     if there := [f"{x.title} {x.version}".strip() for x in found if x.path]:
         log.info("libraries: %s, from %s", ", ".join(there), ", ".join(map(str, folders)))
+        log.info("%s", cuda_12_line(folders))
     if missing := [x.title for x in found if not x.path]:
         log.warning(
             "this host lacks %s: programs that need them are told so; install them (they come "

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from libraries import Function, Library
+from major_model import Major
 from model import ErrorClass, Registry
 
 REFUSED = "refused as a device without it would"
@@ -73,7 +74,7 @@ def runtime_row(registry: Registry, name: str) -> Row:
 def coverage_sections(registry: Registry) -> list[Section]:
     """Return both libraries' sections, functions sorted by name."""
     runtime_names = sorted({*registry.runtime.functions, *registry.runtime_undeclared})
-    return [
+    sections = [
         Section(
             "Driver API (libcuda.so.1)",
             [driver_row(registry, name) for name in sorted(registry.driver.functions)],
@@ -83,6 +84,31 @@ def coverage_sections(registry: Registry) -> list[Section]:
             [runtime_row(registry, name) for name in runtime_names],
         ),
     ]
+    for major in registry.majors:
+        title = f"Runtime API of CUDA {major.number} ({major.soname}), where it differs"
+        sections.append(Section(title, major_rows(major)))
+    return sections
+
+
+def major_rows(major: Major) -> list[Row]:
+    """Describe what an older runtime has of its own."""
+    rows = [Row(f.name, "by hand") for f in major.hand]
+    for adapter in major.adapters:
+        same = adapter.function.name.rsplit("_v", 1)[0] == adapter.target
+        converted = [a.converts for a in adapter.arguments if a.converts]
+        how = (
+            "adapted"
+            if converted or len(adapter.arguments) != len(adapter.function.params)
+            else "another name"
+        )
+        remarks = [] if same and how == "adapted" else [f"`{adapter.target}`"]
+        remarks += [f"`{tag}` converted" for tag in converted]
+        rows.append(Row(adapter.function.name, how, remarks=", ".join(remarks)))
+    rows += [
+        Row(v.function.name, "per-thread stream", remarks=f"`{v.target}`") for v in major.variants
+    ]
+    rows += [Row(f.name, "not supported") for f in major.unsupported]
+    return sorted(rows, key=lambda row: row.name)
 
 
 @dataclass(frozen=True)

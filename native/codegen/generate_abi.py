@@ -20,6 +20,7 @@ from typing import Any
 import c_text
 import jinja2
 from coverage_table import coverage_sections, library_sections
+from generate_majors import generate_major
 from imported import ImportedFunction, ImportedLibrary, RegistryError, TypeDeclaration
 from libraries import Library, load_libraries
 from model import API, ROOT, Registry
@@ -88,10 +89,16 @@ def write_header(
     )
 
 
-def cuda_version(driver: ImportedLibrary) -> str:
-    """CUDA_VERSION as people write it, "13.0"."""
+def cuda_number(driver: ImportedLibrary) -> int:
+    """CUDA_VERSION, 13000."""
     number = next(c.value for c in driver.constants if c.name == "CUDA_VERSION")
     assert number is not None
+    return number
+
+
+def cuda_version(driver: ImportedLibrary) -> str:
+    """CUDA_VERSION as people write it, "13.0"."""
+    number = cuda_number(driver)
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -116,7 +123,13 @@ def generate_headers(writer: Writer, registry: Registry) -> None:
         title="The CUDA runtime API and the host ABI of nvcc (libcudart)",
         guard="SLUICE_ABI_CUDA_RUNTIME_H",
         version=cuda_version(driver),
-        includes=['"abi/cuda_driver.h"'],
+        includes=['"abi/cuda_driver.h"', '"abi/runtime_version.h"'],
+    )
+    writer.render(
+        "abi_runtime_version.h.j2",
+        "abi/runtime_version.h",
+        newest=cuda_number(driver),
+        majors=registry.majors,
     )
 
 
@@ -159,9 +172,9 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         ("exports/libcudart.map", "libcudart.so.13", "libcudart.so.13 ", runtime_names),
     ):
         internal = (
-            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*"]
+            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*", "sluice_runtime_*"]
             if library == "libcuda.so.1"
-            else ["sluice_refuse_*"]
+            else []
         )
         writer.render(
             "exports_library.map.j2", target, library=library, node=node, names=[*names, *internal]
@@ -266,6 +279,8 @@ def generate(out: Path, registry: Registry, libraries: list[Library]) -> None:
     generate_headers(writer, registry)
     generate_tables(writer, registry)
     generate_stubs(writer, registry)
+    for major in registry.majors:
+        generate_major(writer, major)
     writer.render(
         "coverage_table.md.j2",
         "docs/api-coverage.md",

@@ -20,6 +20,7 @@ from imported import RegistryError
 from libraries import FIRST_ID, LAST_ID, Library, load_libraries, objects_of
 from library_params import KINDS
 from model import API
+from older_libraries import OlderLibrary
 
 
 def generate(out: Path, all_libraries: list[Library]) -> None:
@@ -48,11 +49,38 @@ def generate(out: Path, all_libraries: list[Library]) -> None:
             node=f"{lib.node} " if lib.node else "",
             names=lib.exports,
         )
+        for older in lib.older:
+            writer.render(
+                "exports_library.map.j2",
+                f"exports/lib{lib.name}_cuda{older.major}.map",
+                library=older.soname,
+                node=f"{older.node} " if older.node else "",
+                names=sorted({*lib.exports, *(f.name for f in older.own)} - older.lacks),
+            )
+            if older.own:
+                writer.render(
+                    "library_older.cc.j2",
+                    f"library/{lib.name}_cuda{older.major}.cc",
+                    lib=lib,
+                    older=older,
+                    declared=declared_by(lib, older),
+                )
+    writer.render("library_older.inc.j2", "library/older.inc", libraries=all_libraries)
     writer.render("library_tables.cc.j2", "library/tables.cc", libraries=all_libraries)
     writer.render(
         "library_objects.h.j2", "library/objects.h", libraries=all_libraries, objects=objects
     )
     writer.render("library_names.cc.j2", "library/names.cc", libraries=all_libraries)
+
+
+def declared_by(lib: Library, older: OlderLibrary) -> list[tuple[str, str]]:
+    """Return the functions that an older library's own ones call, with their parameters."""
+    names = {f.target for f in older.own} | {f.asks for f in older.own if f.asks}
+    return [
+        (f.name, ", ".join(f"{p.ctype} {p.name}" for p in f.params))
+        for f in lib.functions
+        if f.name in names
+    ]
 
 
 def missing(all_libraries: list[Library]) -> list[str]:

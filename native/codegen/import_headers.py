@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import the facts of NVIDIA's public CUDA headers into the API registry.
+r"""Import the facts of NVIDIA's public CUDA headers into the API registry.
 
 A developer runs this once per CUDA version; builds of Sluice only read what it wrote:
 
     python native/codegen/import_headers.py --include DIR --out native/api/imported/cuda13
     python native/codegen/import_headers.py --include DIR --diff native/api/imported/cuda13
+    python native/codegen/import_headers.py --include DIR12 --only runtime \
+        --out native/api/imported/cuda12
 
-DIR holds cuda.h, cuda_runtime_api.h and friends (PyPI: nvidia-cuda-runtime, nvidia-cuda-nvcc,
+`--only runtime` is for an older major version: the driver is one library for all of them. DIR
+holds cuda.h, cuda_runtime_api.h and friends (PyPI: nvidia-cuda-runtime, nvidia-cuda-nvcc,
 nvidia-cuda-crt, nvidia-cuda-profiler-api, nvidia-nvml-dev). It writes names, types, values, offsets
 and sizes; no comment or line of a header is copied. The same headers give byte-identical files.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +120,9 @@ def import_nvml(include: Path) -> dict[str, list[Json]]:
     return {"functions": functions, "types": all_versions.types, "constants": plain.constants}
 
 
+IMPORTERS = {"driver": import_driver, "runtime": import_runtime, "nvml": import_nvml}
+
+
 def merge_functions(parses: list[Library], prefix: str) -> list[Json]:
     """Union by exported name, first parse wins, sorted by name."""
     found: dict[str, Json] = {}
@@ -205,21 +212,23 @@ def main(arguments: list[str] | None = None) -> int:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--out", type=Path, help="folder to write the JSON files to")
     target.add_argument("--diff", type=Path, help="folder to compare with; nothing is written")
+    parser.add_argument("--only", choices=sorted(IMPORTERS), help="import this library only")
     options = parser.parse_args(arguments)
     try:
         data = {
-            "driver": import_driver(options.include),
-            "runtime": import_runtime(options.include),
-            "nvml": import_nvml(options.include),
+            library: importer(options.include)
+            for library, importer in IMPORTERS.items()
+            if options.only in (None, library)
         }
     except HeaderError as error:
         print(f"import_headers: {error}", file=sys.stderr)
         return 1
-    versions = [c["value"] for c in data["driver"]["constants"] if c["name"] == "CUDA_VERSION"]
+    version = re.search(r"#define CUDA_VERSION +(\d+)", (options.include / "cuda.h").read_text())
+    assert version, "cuda.h was parsed above"
     if options.diff:
         diff(options.diff, data)
     else:
-        write(options.out, data, int(versions[0]))
+        write(options.out, data, int(version[1]))
     return 0
 
 

@@ -10,6 +10,15 @@ The include folders hold cublas_api.h, cudnn.h and so on and the CUDA headers th
 the lib folders hold the libraries of the same wheels, from which only the table of exported names
 is read. One JSON file per library: functions with their parameters and sizes, enumerations, and
 every exported name with its version node. No comment or line of a header is copied.
+
+Libraries of an older CUDA version that have another SONAME are imported as differences, with the
+headers and libraries of that version, behind those of the newest:
+
+    python native/codegen/import_libraries.py --older 12 --include DIR12 --lib DIR12
+        --out native/api/imported/libraries
+
+writes native/api/imported/cuda12/libraries.json: what each lacks, and the functions that only it
+declares.
 """
 
 from __future__ import annotations
@@ -19,7 +28,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +95,17 @@ SOURCES = {
     ),
     "nccl": Source("libnccl.so.2", ("nccl.h",), ("nccl",)),
 }
+
+
+OLDER = {
+    12: {
+        "cublas": "libcublas.so.12",
+        "cublaslt": "libcublasLt.so.12",
+        "cufft": "libcufft.so.11",
+        "cusolver": "libcusolver.so.11",
+    },
+}
+"""SONAMEs by CUDA version and library, where they are not those of SOURCES."""
 
 
 def find(folders: list[Path], name: str) -> Path:
@@ -210,6 +230,38 @@ def write(path: Path, data: Json) -> None:
     path.write_text("{" + ",\n".join(parts) + "}\n")
 
 
+def difference(name: str, newest: Json, older: Json) -> Json:
+    """Say what an older library lacks and what only it declares; no signature may differ."""
+    declared = {row["name"]: row for row in newest["functions"]}
+    exports = {row["name"] for row in newest["exports"]}
+    theirs = {row["name"] for row in older["exports"]}
+    for row in older["functions"]:
+        other = declared.get(row["name"])
+        if other and [p["size"] for p in row["params"]] != [p["size"] for p in other["params"]]:
+            raise HeaderError(f"{name}: {row['name']} has other parameters in the older version")
+    nodes = {row["node"] for row in older["exports"]}
+    return {
+        "library": name,
+        "soname": older["soname"],
+        "node": nodes.pop() if len(nodes) == 1 else "",
+        "lacks": sorted(exports - theirs),
+        "functions": [row for row in older["functions"] if row["name"] not in exports],
+    }
+
+
+def import_older(major: int, options: argparse.Namespace) -> None:
+    """Write the differences of an older CUDA version's libraries."""
+    rows = []
+    for name, soname in OLDER[major].items():
+        newest = json.loads((options.out / f"{name}.json").read_text())
+        source = replace(SOURCES[name], soname=soname)
+        row = difference(name, newest, import_library(source, options.include, options.lib))
+        rows.append(row)
+        print(f"{name}: lacks {len(row['lacks'])}, has {len(row['functions'])} of its own")
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    (options.out.parent / f"cuda{major}" / "libraries.json").write_text(f"[\n{lines}\n]\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Import the CUDA libraries' headers.")
@@ -217,9 +269,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lib", type=Path, action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=sorted(SOURCES))
+    parser.add_argument("--older", type=int, choices=sorted(OLDER), help="a CUDA version")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
+        if options.older:
+            import_older(options.older, options)
+            return 0
         for name in options.only or SOURCES:
             data = import_library(SOURCES[name], options.include, options.lib)
             write(options.out / f"{name}.json", data)

@@ -19,6 +19,7 @@ from commands import EFFECTS
 from imported import RegistryError, refuse_unknown
 from legacy import Legacy, make_legacy
 from library_params import Param, Rules, index_of, infer, make_param, matches
+from older_libraries import OlderLibrary, load_older
 from passing import take_apart
 from proofs import (
     HAND_PROOFS,
@@ -121,6 +122,7 @@ class Library:
     objects: tuple[str, ...]
     node: str
     """The version node of every exported name, or empty."""
+    older: tuple[OlderLibrary, ...]
     in_place: frozenset[str]
     """Kinds of objects that may lie in the application's own memory, by address."""
 
@@ -385,6 +387,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         undocumented=frozenset(unsupported) - declared.keys(),
         reasons={name: why for name, why in reasons.items() if why},
         legacy=tuple(older),
+        older=load_older(api, name, {f.name: f for f in functions}),
         in_place=frozenset(said.get("in_place", [])),
         exports=tuple(exports),
         aliases={a: t for a, t in aliases.items() if t not in hand},

@@ -8,8 +8,9 @@ A developer runs this once per version of those libraries; builds only read what
     python native/codegen/list_exports.py --root toolkit
 
 Names and versions come from the dynamic symbol table, return types from the headers beside it
-(nvidia-cuda-runtime, -crt and -cusparse lie in the same folder). Only facts are written. Needs
-pyelftools, the libclang wheel, and g++ for its standard headers.
+(nvidia-cuda-runtime, -crt and -cusparse lie in the same folder). Libraries of an older CUDA version
+are listed by `--only libcupti.so.12` from that version's wheels, unpacked elsewhere. Only facts
+are written. Needs pyelftools, the libclang wheel, and g++ for its standard headers.
 """
 
 from __future__ import annotations
@@ -134,10 +135,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--root", type=Path, required=True, help="folder of the unpacked wheels")
     parser.add_argument("--out", type=Path, default=API / "absent", help="folder to write to")
+    parser.add_argument("--only", action="append", help="a library of absent.yaml, not all")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         for library, entry in yaml.safe_load((API / "absent.yaml").read_text()).items():
+            if options.only and library not in options.only:
+                continue
             found = describe(options.root, library, entry)
             (options.out / f"{library}.json").write_text(text_of(found))
             print(f"{library}: {len(found['functions'])} functions")

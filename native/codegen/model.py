@@ -14,6 +14,7 @@ from typing import Any
 
 from imported import ImportedFunction, ImportedLibrary
 from kinds import Kind, Param
+from major_model import Major
 from variants import PerThreadVariant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +177,8 @@ class Registry:
     runtime_left_out: tuple[str, ...]
     """Prefixes of names that NVIDIA's libcudart exports and ours does not."""
     error_strings: dict[int, str]
+    majors: tuple[Major, ...]
+    """Older major versions of libcudart that programs may want, too."""
 
     def wire_functions(self) -> list[Function]:
         """Everything with an id, in the order of ids."""

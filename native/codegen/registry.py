@@ -15,6 +15,7 @@ from annotations import check_function, read_annotation, read_yaml
 from commands import EFFECTS
 from imported import ImportedLibrary, ImportedParam, RegistryError, load_library
 from kinds import TypeTable, resolve_params
+from majors import load_majors
 from model import (
     API,
     CUDA_VERSION_FOLDER,
@@ -217,4 +218,5 @@ def load_registry(api: Path = API) -> Registry:
         runtime_left_out=tuple(read_yaml(api / "runtime.yaml").get("left_out") or []),
         ids=ids,
         error_strings=load_error_strings(api / "error_strings.yaml", runtime),
+        majors=load_majors(api, runtime, hand | runtime_variants.keys()),
     )

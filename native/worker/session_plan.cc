@@ -2,16 +2,38 @@
 #include "worker/session_plan.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstddef>
 
 #include "process/control.h"
+#include "wire/protocol.h"
 
 namespace sluice::worker {
+
+namespace {
+
+// A word of the OpenSession, which the message has in hexadecimal digits; 0 where it has none.
+uint32_t word_of(const std::string& request, size_t offset) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < sizeof value; ++i) {
+    const size_t at = 2 * (offset + i);
+    unsigned byte = 0;
+    if (request.size() < at + 2 ||
+        std::from_chars(&request[at], &request[at] + 2, byte, 16).ptr != &request[at] + 2)
+      return 0;
+    value |= byte << (8 * i);
+  }
+  return value;
+}
+
+}  // namespace
 
 SessionPlan read_plan(const process::Message& m) {
   SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
   m.number("grant_vgpus", &plan.grant_vgpus);
   m.number("windows", &plan.windows);
   m.number("first_window", &plan.first_window);
+  plan.cuda_version = word_of(m.text("request"), offsetof(wire::OpenSession, cuda_version));
   uint64_t grace = 0, closed_grace = 0, vgpus = 0;
   m.number("network_grace_seconds", &grace);
   m.number("closed_grace_seconds", &closed_grace);

@@ -28,6 +28,9 @@ struct SessionPlan {
   // How long it may be without a connection; 0: it ends with that. Where the other end was closed,
   // so that the client may have ended, it is the second.
   uint32_t network_grace_seconds = 0, closed_grace_seconds = 0;
+  // Of the client's runtime, as its OpenSession says: 12090 = 12.9. 0: the server did not pass it
+  // on.
+  uint32_t cuda_version = 0;
 };
 
 // What the message `session` says (native/api/control.yaml).

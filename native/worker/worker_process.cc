@@ -177,6 +177,7 @@ void WorkerProcess::start_session(process::Message& m) {
   options_.waits = false;
   const SessionPlan plan = read_plan(m);
   process::log_name(plan.id, plan.grant);
+  Libraries::get().set_client_version(plan.cuda_version);
   std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, std::exchange(rdma_, {}), &error);
   if (!endpoint) {
     m.descriptors = {};
@@ -203,6 +204,10 @@ void WorkerProcess::run_session() {
     what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
             "% of " + v.device;
   const std::string channel = channel_of(*session_);
+  const uint32_t version = plan.cuda_version;
+  if (version != 0)
+    what +=
+        ", for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   process::log_info("session started over " + channel + ":" + what);
   control_.send("started", {{"id", plan.id}, {"channel", channel}});
   if (!DeviceOutput::instance().take_errors(&error) || !executor_->start())

@@ -65,6 +65,9 @@ for folder in lib bin libexec; do
   for archive in "$new/$folder"/*.a; do
     [ ! -e "$archive" ] || chmod 644 "$archive"
   done
+  for inner in "$new/$folder"/*/; do # mv puts no folder in another's place
+    [ ! -d "$inner" ] || rm -rf "$root$prefix/$folder/$(basename "$inner")"
+  done
   mv -f "$new/$folder"/* "$root$prefix/$folder/"
 done
 rm -rf "$root$prefix/python"

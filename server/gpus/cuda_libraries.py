@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,23 @@ LIBRARIES = {
     "NCCL": "libnccl.so.2",
 }
 """What Sluice forwards, by the name that people know; native/api/libraries has the same SONAMEs."""
-HELPERS = ("libnvJitLink.so.13", "libnvrtc.so.13")
+CUDA_12 = {
+    "cuBLAS": "libcublas.so.12",
+    "cuBLASLt": "libcublasLt.so.12",
+    "cuFFT": "libcufft.so.11",
+    "cuSOLVER": "libcusolver.so.11",
+}
+"""Those that have another SONAME in CUDA 12, for its clients (native/api/imported/cuda12)."""
+HELPERS = (
+    *("libnvJitLink.so.13", "libnvrtc.so.13"),
+    *("libnvJitLink.so.12", "libnvrtc.so.12"),
+)
 """What those load besides."""
 
-TOOLKITS = ("/usr/local/cuda/lib64", "/usr/local/cuda-13*/lib64")
+TOOLKITS = (
+    *("/usr/local/cuda/lib64", "/usr/local/cuda-13*/lib64"),
+    "/usr/local/cuda-12*/lib64",
+)
 TARGETS = ("/usr/local/cuda-*/targets/x86_64-linux/lib",)
 SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 PYTHONS = (
@@ -68,7 +81,8 @@ def search_folders(setting: Sequence[str] = (), say: list[str] | None = None) ->
     for folder in _candidates():
         real = folder.resolve()
         if real in taken or not any(
-            (real / soname).exists() for soname in (*LIBRARIES.values(), *HELPERS)
+            (real / soname).exists()
+            for soname in (*LIBRARIES.values(), *CUDA_12.values(), *HELPERS)
         ):
             continue
         taken.add(real)
@@ -83,14 +97,27 @@ def search_folders(setting: Sequence[str] = (), say: list[str] | None = None) ->
     return folders
 
 
-def find_libraries(folders: Iterable[Path]) -> list[FoundLibrary]:
-    """Every library of LIBRARIES, found in these folders or in the system's, or missing."""
+def find_libraries(
+    folders: Iterable[Path], names: Mapping[str, str] = LIBRARIES
+) -> list[FoundLibrary]:
+    """Every library of `names`, found in these folders or in the system's, or missing."""
     places = [*folders, *(Path(folder) for folder in SYSTEM)]
     found = []
-    for title, soname in LIBRARIES.items():
+    for title, soname in names.items():
         path = next((p / soname for p in places if (p / soname).exists()), None)
         found.append(FoundLibrary(title, soname, path, _version(path) if path else ""))
     return found
+
+
+def cuda_12_line(folders: Iterable[Path]) -> str:
+    """What serves clients of CUDA 12 here, in one line."""
+    found = find_libraries(folders, CUDA_12)
+    own = [f"{x.title} {x.version}".strip() for x in found if x.path]
+    if not own:
+        return "clients of CUDA 12 are served by the libraries of CUDA 13"
+    others = [x.title for x in found if not x.path]
+    served = f"; by CUDA 13's {', '.join(others)}" if others else ""
+    return f"clients of CUDA 12 are served by its own {', '.join(own)}{served}"
 
 
 def _candidates() -> Iterator[Path]:

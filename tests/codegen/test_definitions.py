@@ -47,3 +47,12 @@ def test_runtime_functions_by_hand_are_those_listed() -> None:
         pytest.skip("native/client/cudart defines nothing yet")
     nothing(defined - registry.runtime_hand, "defined, but not in runtime.yaml's hand")
     nothing(registry.runtime_hand - defined, "in runtime.yaml's hand, but defined nowhere")
+
+
+def test_functions_of_older_runtimes_by_hand_are_those_listed() -> None:
+    for major in load_registry().majors:
+        own = f"cudart{major.number}_"
+        definition = re.compile(rf"^cudaError_t {own}(\w+)\(", re.MULTILINE)
+        sources = (CLIENT / f"cudart{major.number}").glob("*.cc")
+        defined = {name for path in sources for name in definition.findall(path.read_text())}
+        assert defined == {f.name for f in major.hand}

@@ -15,6 +15,9 @@ from registry import load_registry
 ROOT = Path(__file__).resolve().parents[2]
 
 
+NVIDIA_12 = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime" / "lib" / "libcudart.so.12"
+
+
 @pytest.fixture(scope="session")
 def nvidia_cudart(cuda_root: Path) -> Path:
     path = cuda_root / "lib" / "libcudart.so.13"
@@ -29,6 +32,17 @@ def map_names(path: Path) -> set[str]:
 
 
 def test_libcudart_exports_what_nvidias_does(generated: Path, nvidia_cudart: Path) -> None:
+    exports_alike(nvidia_cudart, generated / "exports" / "libcudart.map", "libcudart.so.13")
+
+
+def test_libcudart_12_exports_what_nvidias_does(generated: Path) -> None:
+    if not NVIDIA_12.exists():
+        pytest.skip(f"NVIDIA's libcudart of CUDA 12 is not at {NVIDIA_12} (make programs)")
+    exports_alike(NVIDIA_12, generated / "exports" / "libcudart12.map", "libcudart.so.12")
+
+
+def exports_alike(nvidia_cudart: Path, script: Path, node: str) -> None:
+    """The linker's script has every name of NVIDIA's library but graphics', under its version."""
     elffile = pytest.importorskip("elftools.elf.elffile")
     with nvidia_cudart.open("rb") as stream:
         elf = elffile.ELFFile(stream)
@@ -45,10 +59,9 @@ def test_libcudart_exports_what_nvidias_does(generated: Path, nvidia_cudart: Pat
                 exported[symbol.name] = nodes.get(version, "") if isinstance(version, int) else ""
     left_out = load_registry().runtime_left_out
     expected = {name for name in exported if not name.startswith(left_out)}
-    script = generated / "exports" / "libcudart.map"
     assert map_names(script) == expected
-    assert {exported[name] for name in expected} == {"libcudart.so.13"}
-    assert "\nlibcudart.so.13 {\n" in script.read_text()
+    assert {exported[name] for name in expected} == {node}
+    assert f"\n{node} {{\n" in script.read_text()
 
 
 def test_libcuda_map_lists_every_function_without_a_version(generated: Path) -> None:

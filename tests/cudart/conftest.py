@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of libcudart.so.13 stand on: the library, FakeDriver, fresh processes."""
+"""What the tests of libcudart stand on: the library, FakeDriver, fresh processes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture(scope="session")
 def cudart() -> Path:
     return find_native("libcudart.so.13")
+
+
+@pytest.fixture(scope="session", params=[12, 13])
+def runtime(request: pytest.FixtureRequest) -> tuple[int, Path]:
+    """Each major version of the library, with its number."""
+    return request.param, find_native(f"libcudart.so.{request.param}")
 
 
 @pytest.fixture(scope="session")

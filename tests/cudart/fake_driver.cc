@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FakeDriver: a libcuda.so.1 that does nothing but write down how it was called and answer as told.
-// For the tests of libcudart.so.13 alone: what it asks of a driver, and what it makes of the
+// For the tests of libcudart alone: what it asks of a driver, and what it makes of the
 // answers. Lacks most functions on purpose. Two devices, contexts as numbers.
 #include <unistd.h>
 
@@ -22,6 +22,9 @@ std::atomic<bool> quiet{false};
 pid_t initialised_in = 0;
 int version = 13000;
 thread_local CUcontext current = nullptr;
+
+CUDA_RESOURCE_DESC resource_of_object;
+CUDA_RESOURCE_VIEW_DESC view_of_object;
 
 constexpr int kDevices = 2;
 
@@ -178,6 +181,70 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t size, CUs
 
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t size) {
   return called("cuMemcpyDtoH_v2", to, from, size);
+}
+
+// Textures and surfaces are what they were made of, as all that is asked of them is that.
+CUresult cuTexObjectCreate(CUtexObject* object, const CUDA_RESOURCE_DESC* resource,
+                           const CUDA_TEXTURE_DESC*, const CUDA_RESOURCE_VIEW_DESC* view) {
+  resource_of_object = *resource;
+  view_of_object = view != nullptr ? *view : CUDA_RESOURCE_VIEW_DESC{};
+  *object = 1;
+  return called("cuTexObjectCreate");
+}
+CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* resource, CUtexObject) {
+  *resource = resource_of_object;
+  return called("cuTexObjectGetResourceDesc");
+}
+CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* view, CUtexObject) {
+  *view = view_of_object;
+  return called("cuTexObjectGetResourceViewDesc");
+}
+CUresult cuSurfObjectCreate(CUsurfObject* object, const CUDA_RESOURCE_DESC* resource) {
+  resource_of_object = *resource;
+  *object = 1;
+  return called("cuSurfObjectCreate");
+}
+CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* resource, CUsurfObject) {
+  *resource = resource_of_object;
+  return called("cuSurfObjectGetResourceDesc");
+}
+
+CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* shape, CUarray) {
+  *shape = {};
+  shape->Width = 64, shape->Height = 32, shape->NumChannels = 1;
+  shape->Format = CU_AD_FORMAT_FLOAT;
+  return called("cuArray3DGetDescriptor_v2");
+}
+
+CUresult cuMemAdvise(CUdeviceptr address, size_t size, CUmem_advise advice, CUdevice device) {
+  return called("cuMemAdvise", address, size, advice, device);
+}
+CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, CUstream stream) {
+  return called("cuMemPrefetchAsync", address, size, device, stream);
+}
+CUresult cuMemcpyBatchAsync(CUdeviceptr*, CUdeviceptr*, size_t*, size_t count, CUmemcpyAttributes*,
+                            size_t*, size_t attributes, size_t* failed, CUstream stream) {
+  *failed = 7;
+  return called("cuMemcpyBatchAsync", count, attributes, stream);
+}
+CUresult cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP*, size_t* failed,
+                              unsigned long long flags, CUstream stream) {
+  *failed = 8;
+  return called("cuMemcpy3DBatchAsync", count, flags, stream);
+}
+CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                   const CUgraphEdgeData* data, size_t count) {
+  return called("cuGraphAddDependencies_v2", graph, from, to, data, count);
+}
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode* nodes,
+                                              const CUgraphEdgeData* data, size_t count,
+                                              unsigned int flags) {
+  return called("cuStreamUpdateCaptureDependencies_v2", stream, nodes, data, count, flags);
+}
+CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph* graph, const CUgraphNode** nodes,
+                                   const CUgraphEdgeData** data, size_t* count) {
+  return called("cuStreamGetCaptureInfo_v3", stream, status, id, graph, nodes, data, count);
 }
 
 CUresult cuStreamQuery(CUstream stream) { return called("cuStreamQuery", stream); }

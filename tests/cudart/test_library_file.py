@@ -14,8 +14,11 @@ from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
 ROOT = Path(__file__).resolve().parents[2]
-VENDORS = ROOT / "build" / "cuda13" / "nvidia" / "cu13" / "lib" / "libcudart.so.13"
-NODE = "libcudart.so.13"
+VENDORS = {
+    12: ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime" / "lib" / "libcudart.so.12",
+    13: ROOT / "build" / "cuda13" / "nvidia" / "cu13" / "lib" / "libcudart.so.13",
+}
+Runtime = tuple[int, Path]
 
 
 def dynamic_symbols(path: Path) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -52,32 +55,37 @@ def dynamic_tags(path: Path, tag: str) -> list[str]:
         return [getattr(entry, names.get(tag, "entry")) for entry in dynamic.iter_tags(tag)]
 
 
-def test_every_name_is_under_the_version_node(cudart: Path) -> None:
-    defined, _ = dynamic_symbols(cudart)
+def test_every_name_is_under_the_version_node(runtime: Runtime) -> None:
+    major, library = runtime
+    defined, _ = dynamic_symbols(library)
     assert defined
-    assert {name for name, node in defined.items() if node != NODE} == set()
+    node = f"libcudart.so.{major}"
+    assert {name for name, found in defined.items() if found != node} == set()
 
 
-def test_exports_are_the_vendor_s_but_for_graphics(cudart: Path) -> None:
-    if not VENDORS.exists():
-        pytest.skip("NVIDIA's libcudart is not unpacked in build/cuda13")
-    ours, _ = dynamic_symbols(cudart)
-    theirs, _ = dynamic_symbols(VENDORS)
+def test_exports_are_the_vendor_s_but_for_graphics(runtime: Runtime) -> None:
+    major, library = runtime
+    if not VENDORS[major].exists():
+        pytest.skip(f"NVIDIA's libcudart is not unpacked in build/cuda{major}")
+    ours, _ = dynamic_symbols(library)
+    theirs, _ = dynamic_symbols(VENDORS[major])
     left_out = yaml.safe_load((ROOT / "native" / "api" / "runtime.yaml").read_text())["left_out"]
     missing = {name for name in theirs.keys() - ours.keys() if not name.startswith(tuple(left_out))}
     assert missing == set()
     assert ours.keys() - theirs.keys() == set()
 
 
-def test_its_name_and_needs(cudart: Path) -> None:
-    assert dynamic_tags(cudart, "DT_SONAME") == [NODE]
+def test_its_name_and_needs(runtime: Runtime) -> None:
+    major, cudart = runtime
+    assert dynamic_tags(cudart, "DT_SONAME") == [f"libcudart.so.{major}"]
     needed = dynamic_tags(cudart, "DT_NEEDED")
     assert "libcuda.so.1" in needed
     assert "libstdc++.so.6" not in needed
     assert dynamic_tags(cudart, "DT_RPATH") + dynamic_tags(cudart, "DT_RUNPATH") == []
 
 
-def test_every_driver_function_may_be_missing(cudart: Path) -> None:
+def test_every_driver_function_may_be_missing(runtime: Runtime) -> None:
+    _, cudart = runtime
     _, undefined = dynamic_symbols(cudart)
     drivers = [(name, binding) for name, binding in undefined if name.startswith("cu")]
     assert len(drivers) > 100

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.config.native_files import find_native
 from sluice.guest_runtime.elf_file import read_elf
 from sluice.guest_runtime.modules import has_static_runtime
 
@@ -30,6 +31,34 @@ int main() {
 @pytest.fixture(scope="session")
 def archive(cudart: Path) -> Path:
     return cudart.parent / "libcudart_static.a"
+
+
+CUDA_12 = """
+#include <cstdio>
+#include "abi/cuda12_runtime.h"
+int main() {
+  int version = 0;
+  sluice::cuda12::cudaPointerAttributes two[2] = {};
+  two[1].hostPointer = &version;
+  const cudaError_t error = sluice::cuda12::cudart12_cudaPointerGetAttributes(two, &version);
+  const bool whole = error == cudaSuccess && two[1].hostPointer == &version;
+  const int asked = static_cast<int>(cudaRuntimeGetVersion(&version));
+  std::printf("%d %d %d\\n", asked, version, whole);
+}
+"""
+
+
+def test_the_one_of_cuda_12_has_cuda_12_s_structures(
+    tmp_path: Path, archive: Path, generated: Path
+) -> None:
+    source = tmp_path / "program.cc"
+    source.write_text(CUDA_12)
+    older = archive.parent / "cuda12" / archive.name
+    (tmp_path / "libcuda.so.1").symlink_to(find_native("libsluice-softgpu.so.1"))
+    command = ["g++", "-std=c++20", "-DSLUICE_CUDART_MAJOR=12", f"-I{generated}"]
+    command += ["-o", tmp_path / "program", source, older, "-lrt", "-lpthread", "-ldl"]
+    subprocess.run(command, check=True)
+    assert run(tmp_path / "program", tmp_path) == "0 12090 1\n"
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from sluice.guest_runtime.static_runtime import known_runtime
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 TOOLKIT = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
+CUDA12 = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime" / "lib" / "libcudart_static.a"
 OPTIONS = ["-O1", "-std=c++17", "--no-compress", "-gencode=arch=compute_75,code=compute_75"]
 NAMES = {
     "vector_add": "10000",
@@ -50,6 +51,16 @@ extern "C" int answer() { return before; }
 LINKED = (
     '#include <cstdio>\nextern "C" int answer();\nint main() { std::printf("%d\\n", answer()); }\n'
 )
+LACKED = r"""
+#include <cstdio>
+#include <cuda_runtime.h>
+extern "C" cudaError_t cudaEGLStreamConsumerDisconnect(void*);
+int main() {
+  int count;
+  const int lacked = cudaEGLStreamConsumerDisconnect(nullptr), had = cudaGetDeviceCount(&count);
+  std::printf("%d %d\n", lacked, had);
+}
+"""
 OPENS = r"""
 #include <cstdio>
 #include <dlfcn.h>
@@ -142,6 +153,24 @@ def test_libraries_are_diverted_before_their_constructors_run(
         SLUICE_STATIC_RUNTIME="divert",
     )
     assert (opened.stdout, opened.returncode) == ("42\n42\n", 0), opened.stderr
+
+
+@pytest.mark.skipif(not CUDA12.exists(), reason="CUDA 12.9's wheel is not unpacked in build/cuda12")
+def test_a_runtime_of_cuda_12_leads_to_ours_of_cuda_12(pool: StaticPool, tmp_path: Path) -> None:
+    source, program = PROGRAMS / "vector_add.cu", tmp_path / "vector_add"
+    libraries = [str(CUDA12), "-ldl", "-lrt", "-lpthread"]
+    command = [TOOLKIT / "bin" / "nvcc", *OPTIONS, "-cudart=none", "-cudadevrt=none"]
+    subprocess.run([*command, "-o", program, source, *libraries], check=True)
+    done = run(pool, program, "10000", SLUICE_STATIC_RUNTIME="divert")
+    assert done.stdout == (PROGRAMS / "expected" / "vector_add.out").read_text(), done.stderr
+
+
+def test_what_ours_has_not_is_not_supported(pool: StaticPool, tmp_path: Path) -> None:
+    (tmp_path / "egl.cu").write_text(LACKED)
+    program = nvcc(tmp_path / "egl.cu", tmp_path / "egl")
+    done = run(pool, program, SLUICE_STATIC_RUNTIME="divert", SLUICE_DEBUG="1")
+    assert (done.stdout, done.returncode) == ("801 0\n", 0), done.stderr
+    assert "cudaEGLStreamConsumerDisconnect is not supported" in done.stderr
 
 
 def test_nothing_is_touched_unless_it_is_asked_for(pool: StaticPool, built: Path) -> None:

@@ -25,6 +25,7 @@ REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64)
 #: Some of each kind: ours, forwarding, not available, and what knows the session from aside.
 STANDING_IN = (
     "libcuda.so.1",
+    "libcudart.so.12",
     "libcudart.so.13",
     "libcublas.so.13",
     "libcupti.so.13",

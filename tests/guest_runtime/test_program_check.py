@@ -56,10 +56,26 @@ def test_the_real_static_runtime_is_seen_also_when_stripped(
 
 
 def test_another_major_version_is_named(compile_c: Compile) -> None:
-    program = compile_c("program", USES, str(runtime(compile_c, "libcudart.so.12")))
+    program = compile_c("program", USES, str(runtime(compile_c, "libcudart.so.11.0")))
     (text,) = bad_ones(check_program(str(program)))
-    assert "libcudart.so.12" in text
+    assert "libcudart.so.11.0" in text
     assert "libcudart.so.13" in text
+
+
+def test_a_program_for_cuda_12_is_served_and_says_so(compile_c: Compile) -> None:
+    program = compile_c("program", USES, str(runtime(compile_c, "libcudart.so.12")))
+    findings = check_program(str(program))
+    assert bad_ones(findings) == []
+    assert any("libcudart.so.12: these are replaced, for CUDA 12" in f.text for f in findings)
+
+
+def test_a_program_with_two_versions_in_it_is_refused(compile_c: Compile) -> None:
+    older, newer = runtime(compile_c, "libcudart.so.12"), runtime(compile_c, "libcublas.so.13")
+    program = compile_c("program", USES, "-Wl,--no-as-needed", str(older), str(newer))
+    (text,) = bad_ones(check_program(str(program)))
+    assert "mixes libraries of several CUDA versions" in text
+    assert "CUDA 12" in text
+    assert "CUDA 13" in text
 
 
 def test_a_static_program_is_refused(compile_c: Compile) -> None:

@@ -24,8 +24,8 @@ def packages(tmp_path: Path, compile_c: Compile, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "site" / name).mkdir(parents=True)
         trap = f"raise SystemExit('{name} was imported')"
         (tmp_path / "site" / name / "__init__.py").write_text(trap)
-    soname = "-Wl,-soname,libcudart.so.12"
-    runtime = compile_c("libcudart.so.12", "int f(void){return 0;}", "-shared", "-fPIC", soname)
+    soname = "-Wl,-soname,libcudart.so.11.0"
+    runtime = compile_c("libcudart.so.11.0", "int f(void){return 0;}", "-shared", "-fPIC", soname)
     uses = "int f(void); int g(void){return f();}"
     compile_c("site/linked/_native.cpython.so", uses, "-shared", "-fPIC", str(runtime))
     compile_c("site/holding/deep/_core.so", INSIDE, "-shared", "-fPIC")
@@ -45,7 +45,7 @@ def test_another_version_and_a_runtime_inside_are_found(packages: Path) -> None:
     assert len(bad) == 2
     assert str(packages / "holding/deep/_core.so") in bad[0]
     assert "libcudart_static" in bad[0]
-    assert "libcudart.so.12" in bad[1]
+    assert "libcudart.so.11.0" in bad[1]
     assert str(packages / "linked/_native.cpython.so") in bad[1]
 
 

@@ -43,6 +43,10 @@ def test_the_advice_names_the_archive_where_it_lies(
     advice = relink_advice()
     assert f"nvcc -cudart static -L {tmp_path} " in advice
     assert str(tmp_path / "libcudart_static.a") in advice
+    assert "of CUDA 12" not in advice
+    (tmp_path / "cuda12").mkdir()
+    (tmp_path / "cuda12/libcudart_static.a").write_bytes(b"!<arch>\n")
+    assert f"of CUDA 12 {tmp_path / 'cuda12/libcudart_static.a'}" in relink_advice()
 
 
 @pytest.mark.slow

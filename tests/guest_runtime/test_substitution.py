@@ -13,6 +13,11 @@ from sluice.guest_runtime.substitution import CUDA, LOCAL, served_by
 from .conftest import Compile, compile_hook
 
 OURS = ("libcublas.so.13", "libcublasLt.so.13", "libcuda.so.1", "libcudnn.so.9", "libnccl.so.2")
+#: What a folder with CUDA 12's libraries as well has besides.
+BOTH = (
+    *("libcudart.so.12", "libcudart.so.13", "libcublas.so.12"),
+    *("libcufft.so.11", "libcufft.so.12"),
+)
 OPENS = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -42,6 +47,15 @@ ASKED = {
     "/venv/nvidia/cudnn/lib/libcudnn_ops.so.9": "libcudnn.so.9",
     "libcudnn_engines_runtime_compiled.so.9": "libcudnn.so.9",
     "libcudnn_graph.so.9.19.0": "libcudnn.so.9",
+    "/venv/numba.libs/libcublas-5a077122.so.13.1.0.3": "libcublas.so.13",
+    "/venv/faiss.libs/libcudnn-74a4c495.so.9.1.0": "libcudnn.so.9",
+    "/venv/faiss.libs/libcudnn_ops-74a4c495.so.9.1.0": "libcudnn.so.9",
+    "libcublas-5a077122.so.13": "libcublas.so.13",
+    "/venv/torchvision.libs/libcublas.faf08d9a.so.13": "libcublas.so.13",
+    "libcublas-5a077122.so.12.0.107": None,
+    "libcublas-5a07712.so.13": None,
+    "libcublas-5a077122x.so.13": None,
+    "libcublas-5A077122.so.13": None,
     "libcudnn_ops.so.8": None,
     "libcudnn_ops.so": None,
     "libcublas.so.12": None,
@@ -60,8 +74,19 @@ ASKED = {
 @pytest.fixture
 def lib(compile_c: Compile) -> Path:
     """A folder of ours: libraries that say their name, and the real hook."""
+    return folder_with(compile_c, OURS)
+
+
+@pytest.fixture
+def both(compile_c: Compile) -> Path:
+    """The same with the libraries of two CUDA versions."""
+    return folder_with(compile_c, (*OURS, *BOTH))
+
+
+def folder_with(compile_c: Compile, names: tuple[str, ...]) -> Path:
+    """Make it of these libraries."""
     shared = ("-shared", "-fPIC")
-    for name in OURS:
+    for name in names:
         source = f'const char* which(void){{ return "{name}"; }}'
         compile_c(f"lib/{name}", source, *shared, f"-Wl,-soname,{name}")
     folder = compile_c("lib/libsluice-softgpu.so.1", "", *shared).parent
@@ -81,6 +106,89 @@ def test_the_hook_serves_every_spelling_and_no_other_name(lib: Path, compile_c: 
     assert dict(zip(ASKED, done.stdout.split(), strict=True)) == {
         asked: taken or "-" for asked, taken in ASKED.items()
     }
+
+
+#: What is asked for, in one process after another → which are taken.
+ORDERS = {
+    "12": (
+        ("libcudart.so.12", "libcudart.so.12"),
+        ("libcublas.so", "libcublas.so.12"),
+        ("libcufft.so", "libcufft.so.11"),
+        ("libcufft.so.12", "libcufft.so.12"),
+        ("libcudart.so", "libcudart.so.12"),
+        ("libcuda.so", "libcuda.so.1"),
+    ),
+    "12, by another library": (
+        ("libcuda.so.1", "libcuda.so.1"),
+        ("libcudnn.so.9", "libcudnn.so.9"),
+        ("libcufft.so.11", "libcufft.so.11"),
+        ("libcublas.so", "libcublas.so.12"),
+    ),
+    "13": (
+        ("libcudart.so.13", "libcudart.so.13"),
+        ("libcublas.so", "libcublas.so.13"),
+        ("libcublas.so.12", "libcublas.so.12"),
+        ("libcufft.so", "libcufft.so.12"),
+    ),
+    "none yet": (("libcublas.so", "libcublas.so.13"), ("libcufft.so", "libcufft.so.12")),
+    "auditwheel's 12": (
+        ("/venv/cuml.libs/libcudart-5a077122.so.12.0.107", "libcudart.so.12"),
+        ("libcublas.so", "libcublas.so.12"),
+    ),
+    "exact": (
+        ("libcublas.so.12.8.4.1", "libcublas.so.12"),
+        ("libcublas.so.13.0.0", "libcublas.so.13"),
+        ("libcublas.so.11", None),
+        ("libcublas.so.120", None),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_name_without_a_version_is_of_the_cuda_version_that_is_there(
+    order: str, both: Path, compile_c: Compile
+) -> None:
+    opener = compile_c("opener", OPENS, "-ldl")
+    asked = [name for name, _ in ORDERS[order]]
+    done = subprocess.run(
+        [opener, *asked],
+        env={"LD_AUDIT": str(both / "libsluice-audit.so")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [taken or "-" for _, taken in ORDERS[order]]
+    served, before = served_by(both), ""
+    for name, taken in ORDERS[order]:
+        path = served.replacement(name, before)
+        assert (path.name if path else None) == taken, name
+        several = (
+            taken is not None
+            and len([n for n in served.names if n.startswith(taken.partition(".")[0] + ".")]) > 1
+        )
+        before = before or (taken if several and taken else "")
+
+
+def test_a_toolkit_s_own_link_says_which_version_is_meant(
+    both: Path, compile_c: Compile, tmp_path: Path
+) -> None:
+    toolkit = tmp_path / "cuda-12.4"
+    toolkit.mkdir()
+    (toolkit / "libcublas.so.12.4.5.8").touch()
+    (toolkit / "libcublas.so.12").symlink_to("libcublas.so.12.4.5.8")
+    (toolkit / "libcublas.so").symlink_to("libcublas.so.12")
+    opener = compile_c("opener", OPENS, "-ldl")
+    done = subprocess.run(
+        [opener, toolkit / "libcublas.so", "libcufft.so"],
+        env={"LD_AUDIT": str(both / "libsluice-audit.so")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["libcublas.so.12", "libcufft.so.11"]
+    taken = served_by(both).replacement(str(toolkit / "libcublas.so"))
+    assert taken is not None
+    assert taken.name == "libcublas.so.12"
 
 
 def test_sluice_check_says_what_the_hook_does(lib: Path) -> None:

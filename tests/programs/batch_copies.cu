@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "majors.h"
 
 int main() {
   bool right = true;
@@ -22,7 +23,7 @@ int main() {
   cudaMemcpyAttributes attributes[2] = {};
   attributes[0].srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   attributes[1].srcAccessOrder = cudaMemcpySrcAccessOrderDuringApiCall;
-  REQUIRE(cudaMemcpyBatchAsync(to, from, sizes, 2, attributes, firsts, 2, stream));
+  REQUIRE(copy_batch(to, from, sizes, 2, attributes, firsts, 2, stream));
   std::memset(stack, 0, sizeof stack);
   int back[64] = {};
   REQUIRE(cudaStreamSynchronize(stream));
@@ -30,9 +31,9 @@ int main() {
   std::printf("batch: %d %d %d %d\n", back[0], back[31], back[32], back[63]);
   right &= back[31] == 31 && back[32] == 100 && back[63] == 131;
   attributes[0].srcAccessOrder = cudaMemcpySrcAccessOrderInvalid;
-  right &= fact("an access order of none is refused",
-                cudaMemcpyBatchAsync(to, from, sizes, 2, attributes, firsts, 2, stream) ==
-                    cudaErrorInvalidValue);
+  right &=
+      fact("an access order of none is refused",
+           copy_batch(to, from, sizes, 2, attributes, firsts, 2, stream) == cudaErrorInvalidValue);
   cudaGetLastError();
 
   cudaMemcpy3DBatchOp box = {};
@@ -42,7 +43,7 @@ int main() {
   box.src.op.ptr.rowLength = box.dst.op.ptr.rowLength = 4 * sizeof(int);
   box.extent = {2 * sizeof(int), 3, 1};
   box.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  REQUIRE(cudaMemcpy3DBatchAsync(1, &box, 0, stream));
+  REQUIRE(copy_boxes(1, &box, stream));
   REQUIRE(cudaStreamSynchronize(stream));
   REQUIRE(cudaMemcpy(back, device, sizeof back, cudaMemcpyDeviceToHost));
   std::printf("box: %d %d %d %d %d\n", back[32], back[33], back[34], back[36], back[41]);

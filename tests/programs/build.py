@@ -7,6 +7,12 @@ Run by `make demo`, the tests and developers. The compiler is nvcc 13: from CUDA
 installed there when missing. What comes out needs libcudart.so.13 (and libcuda.so.1 where it calls
 the driver API) by name only, has no search path, and carries its PTX uncompressed, which the
 software GPU reads and a real GPU compiles. A program is rebuilt when its sources or flags change.
+
+The same programs for CUDA 12 lie in build/programs/cuda12: the same compiler (PyPI has no nvcc 12)
+with CUDA 12.9's headers and libcudart.so.12 of NVIDIA's wheel in build/cuda12. What nvcc itself
+emits for the host is one interface in both versions. Only the software GPU runs them, so the device
+runtime, which is linked for a real one, is left away. They are built where all programs are, or by
+`--cuda 12`.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +40,8 @@ WHEELS = (
     "nvidia-cuda-profiler-api==13.0.*",
     "nvidia-nvml-dev==13.0.*",
 )
+RUNTIME_12_WHEEL = "nvidia-cuda-runtime-cu12==12.9.*"
+CUDA_12 = "cuda12"
 FLAGS = (
     "-O2",
     "-std=c++17",
@@ -61,7 +70,15 @@ DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+\s*\(")
 class Toolkit:
     nvcc: Path
     runtime: Path
-    """libcudart.so.13 to link against."""
+    """The libcudart to link against."""
+    include: Path | None = None
+    """Headers that come before the compiler's own."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Where this toolkit's headers and runtime are."""
+        headers = [f"-I{self.include}"] if self.include else []
+        return [*headers, f"-L{self.runtime.parent}"]
 
 
 def main() -> int:
@@ -69,34 +86,40 @@ def main() -> int:
     parser.add_argument("programs", nargs="*", help="names without .cu; all when none is given")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "programs")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cuda", type=int, action="append", choices=(12, 13), help="its version")
     options = parser.parse_args()
     sources = [HERE / f"{name}.cu" for name in options.programs] or sorted(HERE.glob("*.cu"))
     missing = [source.name for source in sources if not source.is_file()]
     if missing:
         parser.error(f"no such program: {', '.join(missing)}")
-    failures = build(sources, options.out, options.jobs)
+    versions = options.cuda or ([13] if options.programs else [12, 13])
+    failures = build(sources, options.out, options.jobs, versions)
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 
-def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
+def build(
+    sources: list[Path], out: Path, jobs: int = 2, versions: Sequence[int] = (13,)
+) -> list[str]:
     """Builds what changed and returns the compiler's complaints, none when all is well."""
-    out.mkdir(parents=True, exist_ok=True)
     toolkit = find_toolkit()
-    link_dir = prepare_link_dir(out, toolkit)
+    folders = [(out, toolkit)] if 13 in versions else []
+    if 12 in versions:
+        folders.append((out / CUDA_12, toolkit_12(toolkit)))
+    links = [prepare_link_dir(folder, kit) for folder, kit in folders]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        wanted: list[tuple[Path, str, tuple[str, ...]]] = [
-            (source, source.stem, FLAGS) for source in sources
+        wanted: list[tuple[Path, str, tuple[str, ...], Path, Toolkit, Path]] = [
+            (source, source.stem, FLAGS, folder, kit, link)
+            for (folder, kit), link in zip(folders, links, strict=True)
+            for source in sources
         ]
         wanted += [
-            (source, f"{source.stem}_linked", LINKED_FLAGS)
+            (source, f"{source.stem}_linked", LINKED_FLAGS, out, toolkit, links[0])
             for source in sources
-            if DEVICE_RUNTIME_CALL.search(source.read_text())
+            if 13 in versions and DEVICE_RUNTIME_CALL.search(source.read_text())
         ]
-        results = pool.map(
-            lambda one: build_one(one[0], one[1], one[2], out, toolkit, link_dir), wanted
-        )
+        results = pool.map(lambda one: build_one(*one), wanted)
         return [message for message in results if message]
 
 
@@ -109,8 +132,17 @@ def find_toolkit() -> Toolkit:
                     return Toolkit(Path(home) / "bin" / "nvcc", runtime)
     unpacked = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
     if not is_version_13(unpacked / "bin" / "nvcc"):
-        install_wheels(ROOT / "build" / "cuda13")
+        install_wheels(ROOT / "build" / "cuda13", WHEELS)
     return Toolkit(unpacked / "bin" / "nvcc", unpacked / "lib" / "libcudart.so.13")
+
+
+def toolkit_12(compiler: Toolkit) -> Toolkit:
+    """The same compiler with the headers and the runtime of CUDA 12.9."""
+    wheel = ROOT / "build" / "cuda12"
+    unpacked = wheel / "nvidia" / "cuda_runtime"
+    if not (unpacked / "include" / "cuda_runtime.h").is_file():
+        install_wheels(wheel, (RUNTIME_12_WHEEL,))
+    return Toolkit(compiler.nvcc, unpacked / "lib" / "libcudart.so.12", unpacked / "include")
 
 
 def is_version_13(nvcc: Path) -> bool:
@@ -120,10 +152,10 @@ def is_version_13(nvcc: Path) -> bool:
     return "release 13." in version.stdout
 
 
-def install_wheels(target: Path) -> None:
-    print(f"installing nvcc 13.0 from its wheels into {target}")
+def install_wheels(target: Path, wheels: tuple[str, ...]) -> None:
+    print(f"installing {', '.join(wheels)} into {target}")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
-    subprocess.run([*command, *WHEELS], check=True)
+    subprocess.run([*command, *wheels], check=True)
 
 
 def prepare_link_dir(out: Path, toolkit: Toolkit) -> Path:
@@ -132,7 +164,7 @@ def prepare_link_dir(out: Path, toolkit: Toolkit) -> Path:
     The driver is a stub of our own with the public names, so that none need be installed.
     """
     folder = out / ".link"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     runtime = folder / "libcudart.so"
     if not (runtime.is_symlink() and runtime.readlink() == toolkit.runtime):
         runtime.unlink(missing_ok=True)
@@ -153,7 +185,7 @@ def build_one(
     program = out / name
     stamp = out / f".{name}.stamp"
     libraries = ["-lcuda"] if DRIVER_CALL.search(source.read_text()) else []
-    options = [*flags, f"-L{link_dir}", f"-L{toolkit.runtime.parent}", *libraries]
+    options = [*flags, f"-L{link_dir}", *toolkit.flags, *libraries]
     key = fingerprint(source, options, toolkit)
     if program.exists() and stamp.exists() and stamp.read_text() == key:
         return ""

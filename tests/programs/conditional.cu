@@ -2,6 +2,7 @@
 // Conditional nodes: bodies filled by hand and by capture, values set by kernels and by default,
 // one condition inside another, one in a capture, and what CUDA says such graphs cannot do.
 #include "check.h"
+#include "majors.h"
 
 __global__ void set_from(const int* value, cudaGraphConditionalHandle handle) {
   cudaGraphSetConditional(handle, static_cast<unsigned>(*value));
@@ -28,7 +29,7 @@ cudaGraphNode_t add_kernel(cudaGraph_t graph, const cudaGraphNode_t* after, void
   params.kernel.gridDim = params.kernel.blockDim = dim3(1, 1, 1);
   params.kernel.kernelParams = arguments;
   cudaGraphNode_t node;
-  REQUIRE(cudaGraphAddNode(&node, graph, after, nullptr, after ? 1 : 0, &params));
+  REQUIRE(add_graph_node(&node, graph, after, after ? 1 : 0, &params));
   return node;
 }
 
@@ -70,7 +71,7 @@ void selected(const char* name, cudaGraphConditionalNodeType type, unsigned size
   cudaGraphNode_t first = add_kernel(graph, nullptr, reinterpret_cast<void*>(set_from), arguments);
   cudaGraphNodeParams params = condition(handle, type, size);
   cudaGraphNode_t node;
-  REQUIRE(cudaGraphAddNode(&node, graph, &first, nullptr, 1, &params));
+  REQUIRE(add_graph_node(&node, graph, &first, 1, &params));
   for (int i = 0, amount = 1; i < static_cast<int>(size); ++i, amount *= 10)
     add_amount(params.conditional.phGraph_out[i], amount);
   cudaGraphExec_t exec;
@@ -90,7 +91,7 @@ void loop() {
   REQUIRE(cudaGraphConditionalHandleCreate(&handle, graph, 1, cudaGraphCondAssignDefault));
   cudaGraphNodeParams params = condition(handle, cudaGraphCondTypeWhile, 1);
   cudaGraphNode_t node, inside, last;
-  REQUIRE(cudaGraphAddNode(&node, graph, nullptr, nullptr, 0, &params));
+  REQUIRE(add_graph_node(&node, graph, nullptr, 0, &params));
   cudaGraph_t body = params.conditional.phGraph_out[0];
   REQUIRE(cudaGraphConditionalHandleCreate(&inner, body));
 
@@ -108,10 +109,10 @@ void loop() {
   cudaGraphNodeParams even = condition(inner, cudaGraphCondTypeIf, 1);
   size_t leaf = 0;  // the one that nothing depends on
   for (size_t i = 0, n = 0; i < count; ++i) {
-    REQUIRE(cudaGraphNodeGetDependentNodes(nodes[i], nullptr, nullptr, &n));
+    REQUIRE(count_dependent_nodes(nodes[i], &n));
     if (n == 0) leaf = i;
   }
-  REQUIRE(cudaGraphAddNode(&inside, body, &nodes[leaf], nullptr, 1, &even));
+  REQUIRE(add_graph_node(&inside, body, &nodes[leaf], 1, &even));
   add_amount(even.conditional.phGraph_out[0], 100);
   void* arguments[] = {&g_select, &handle};
   last = add_kernel(body, &inside, reinterpret_cast<void*>(count_down), arguments);
@@ -151,16 +152,15 @@ void captured(int* pinned) {
   cudaGraph_t graph;
   const cudaGraphNode_t* after;
   size_t count;
-  REQUIRE(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &after, nullptr, &count));
+  REQUIRE(what_is_captured(stream, &status, &graph, &after, &count));
   cudaGraphConditionalHandle handle;
   REQUIRE(cudaGraphConditionalHandleCreate(&handle, graph));
   set_from<<<1, 1, 0, stream>>>(g_select, handle);
-  REQUIRE(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, &after, nullptr, &count));
+  REQUIRE(what_is_captured(stream, &status, &graph, &after, &count));
   cudaGraphNodeParams params = condition(handle, cudaGraphCondTypeIf, 1);
   cudaGraphNode_t node;
-  REQUIRE(cudaGraphAddNode(&node, graph, after, nullptr, count, &params));
-  REQUIRE(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1,
-                                              cudaStreamSetCaptureDependencies));
+  REQUIRE(add_graph_node(&node, graph, after, count, &params));
+  REQUIRE(capture_goes_on_after(stream, &node));
   add<<<1, 1, 0, stream>>>(g_result, 1000);
   REQUIRE(cudaStreamEndCapture(stream, &graph));
   cudaGraph_t body = params.conditional.phGraph_out[0];
@@ -202,13 +202,12 @@ int main() {
   REQUIRE(cudaGraphConditionalHandleCreate(&handle, other));
   cudaGraphNodeParams params = condition(handle, cudaGraphCondTypeIf, 1);
   fact("another graph's value is refused",
-       cudaGraphAddNode(&node, graph, nullptr, nullptr, 0, &params) != cudaSuccess);
+       add_graph_node(&node, graph, nullptr, 0, &params) != cudaSuccess);
   params = condition(handle, cudaGraphCondTypeWhile, 2);
-  fact("a loop has one body",
-       cudaGraphAddNode(&node, other, nullptr, nullptr, 0, &params) != cudaSuccess);
+  fact("a loop has one body", add_graph_node(&node, other, nullptr, 0, &params) != cudaSuccess);
   params = condition(handle, cudaGraphCondTypeIf, 3);
   fact("a choice has two at most",
-       cudaGraphAddNode(&node, other, nullptr, nullptr, 0, &params) != cudaSuccess);
+       add_graph_node(&node, other, nullptr, 0, &params) != cudaSuccess);
   REQUIRE(cudaGraphDestroy(graph));
   REQUIRE(cudaGraphDestroy(other));
   return 0;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "majors.h"
 
 __global__ void fill(int* to, int count, int value) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -132,7 +133,7 @@ void addresses() {
   fact("it cannot be a child",
        refused(cudaGraphAddChildGraphNode(&node, other, nullptr, 0, graph)));
   fact("nodes stay", refused(cudaGraphDestroyNode(last)));
-  fact("edges stay", refused(cudaGraphRemoveDependencies(graph, &first, &freed, nullptr, 1)));
+  fact("edges stay", refused(remove_graph_edge(graph, &first, &freed)));
   fact("nothing is freed twice", refused(cudaGraphAddMemFreeNode(&node, graph, nullptr, 0, c)));
   fact("nor by another graph", refused(cudaGraphAddMemFreeNode(&node, other, nullptr, 0, c)));
   fact("other memory is not freed",

@@ -14,7 +14,12 @@ from sluice.config.ini import ConfigError
 from sluice.config.server import ServerConfig, ServerSection, read_server_config
 from sluice.server.check import check
 from sluice.server.gpus import cuda_libraries
-from sluice.server.gpus.cuda_libraries import LIBRARIES, find_libraries, search_folders
+from sluice.server.gpus.cuda_libraries import (
+    LIBRARIES,
+    cuda_12_line,
+    find_libraries,
+    search_folders,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,14 +54,31 @@ def test_the_registry_forwards_no_library_that_the_server_does_not_know() -> Non
 def test_places_are_searched_in_order_and_only_those_with_a_library_are_taken(host: Path) -> None:
     old = laid(host / "usr/local/cuda-13.0/lib64", "libcublas.so.13")
     new = laid(host / "usr/local/cuda-13.10/lib64", "libcublas.so.13")
-    laid(host / "usr/local/cuda-13.2/lib64", "libcublas.so.12")
+    laid(host / "usr/local/cuda-13.2/lib64", "libcublas.so.11")
+    older = laid(host / "usr/local/cuda-12.9/lib64", "libcublas.so.12")
     wheel = laid(host / "usr/lib/python3.12/site-packages/nvidia/cudnn/lib", "libcudnn.so.9")
     laid(host / "usr/lib/python3.12/site-packages/nvidia/cuda_cupti/lib", "libcupti.so.13")
     venv = laid(
         host / "opt/torch/.venv/lib/python3.11/site-packages/nvidia/nccl/lib", "libnccl.so.2"
     )
     conda = laid(host / "opt/conda/lib", "libcufft.so.12")
-    assert search_folders() == [new, old, wheel, venv, conda]
+    assert search_folders() == [new, old, older, wheel, venv, conda]
+
+
+def test_the_registry_has_the_same_names_of_cuda_12() -> None:
+    path = ROOT / "native" / "api" / "imported" / "cuda12" / "libraries.json"
+    sonames = {row["soname"] for row in json.loads(path.read_text())}
+    assert sonames == set(cuda_libraries.CUDA_12.values())
+
+
+def test_what_serves_clients_of_cuda_12_is_said_in_one_line(host: Path) -> None:
+    newest = laid(host / "usr/local/cuda-13.0/lib64", *LIBRARIES.values())
+    assert cuda_12_line([newest]) == "clients of CUDA 12 are served by the libraries of CUDA 13"
+    older = laid(host / "usr/local/cuda-12.9/lib64", "libcublas.so.12", "libcublasLt.so.12")
+    assert search_folders() == [newest, older]
+    assert cuda_12_line(search_folders()) == (
+        "clients of CUDA 12 are served by its own cuBLAS, cuBLASLt; by CUDA 13's cuFFT, cuSOLVER"
+    )
 
 
 def test_one_folder_under_two_names_is_searched_once(host: Path) -> None:

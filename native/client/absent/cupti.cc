@@ -4,34 +4,7 @@
 #include "client/absent/note.h"
 #include "client/absent_cupti.inc"
 
-namespace {
-
 constexpr uint32_t kApiVersion = 130001;  // of the CUPTI whose names are exported here
 
-CUptiResult text_of(CUptiResult result, const char** text) {
-  if (!text) return CUPTI_ERROR_INVALID_PARAMETER;
-  *text = sluice::absent::name_of(kCUptiResultNames, result);
-  return *text ? CUPTI_SUCCESS : CUPTI_ERROR_INVALID_PARAMETER;
-}
-
-}  // namespace
-
-extern "C" {
-
-__attribute__((visibility("default"))) CUptiResult cuptiGetResultString(CUptiResult result,
-                                                                        const char** text) {
-  return text_of(result, text);
-}
-
-__attribute__((visibility("default"))) CUptiResult cuptiGetErrorMessage(CUptiResult result,
-                                                                        const char** text) {
-  return text_of(result, text);
-}
-
-__attribute__((visibility("default"))) CUptiResult cuptiGetVersion(uint32_t* version) {
-  if (!version) return CUPTI_ERROR_INVALID_PARAMETER;
-  *version = kApiVersion;
-  return CUPTI_SUCCESS;
-}
-
-}  // extern "C"
+// Of the two above.
+#include "client/absent/cupti_answers.h"

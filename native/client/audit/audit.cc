@@ -10,11 +10,13 @@
 // asked for it, objects with NVIDIA's runtime inside get ours (divert.h). It keeps no threads,
 // allocates nothing after it was loaded and needs no C++ runtime.
 #include <dirent.h>
+#include <limits.h>
 #include <link.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "divert.h"
@@ -29,11 +31,20 @@ struct Library {
   char path[kLongestPath];
   const char* name;  // in `path`: libcublas.so.13
   size_t stem;       // how much of `name` is in front of ".so": libcublas
+  // How many newer ones of that stem there are: 1 of libcublas.so.12 beside libcublas.so.13. All of
+  // one CUDA version have the same.
+  unsigned age;
+  bool alone;  // the only one of its stem
 };
 
 // The libraries beside this one; filled before the first lookup and constant from then on.
 Library g_libraries[kMostLibraries];
 size_t g_count = 0;
+
+// The age of the first library that was taken and is there in several versions: the program's CUDA
+// version, by which names without one are understood. The loader calls under a lock of its own.
+constexpr unsigned kNoneYet = ~0u;
+unsigned g_age = kNoneYet;
 
 const char* base_name(const char* path) {
   const char* slash = std::strrchr(path, '/');
@@ -55,22 +66,43 @@ bool stands(const char* name, size_t* stem) {
   return std::strncmp(name, "lib", 3) == 0 && std::strncmp(name, "libsluice-", 10) != 0;
 }
 
+// ".so.13" or ".so.13.1.0.3", for ".so.13".
+bool has_version(const char* suffix, const char* own) {
+  const size_t length = std::strlen(own);
+  return std::strncmp(suffix, own, length) == 0 &&
+         (suffix[length] == 0 || (suffix[length] == '.' && is_version(suffix + length + 1)));
+}
+
+// What auditwheel puts between name and version.
+constexpr size_t kHashDigits = 8;
+
+bool is_hash(const char* text) {
+  for (size_t i = 0; i < kHashDigits; ++i)
+    if (!((text[i] >= '0' && text[i] <= '9') || (text[i] >= 'a' && text[i] <= 'f'))) return false;
+  return true;
+}
+
 // The names that a library stands for:
 //   libcublas.so.13        its own;
 //   libcublas.so.13.1.0.3  with all of the version, as a toolkit's folder has it;
-//   libcublas.so           without one, as a linker and many a dlopen write it;
+//   libcublas.so           without one, as a linker and many a dlopen write it: where there are
+//                          several versions, the one that the file of that path is a link to, else
+//                          the one of the CUDA version that the program has already, else the
+//                          newest;
+//   libcublas-1a2b3c4d.so.13.1.0.3  the copy that auditwheel put into a wheel (torchvision's have a
+//                          dot for the dash);
 //   libcuda.so.580.65.06   the driver's libraries under the driver's version;
 //   libcudnn_ops.so.9      a part of cuDNN, all of which is in our libcudnn.so.9: NVIDIA's parts
 //                          would each bring a runtime that fails here.
 bool stands_for(const Library& library, const char* wanted) {
-  const size_t whole = std::strlen(library.name);
-  if (std::strncmp(wanted, library.name, whole) == 0 &&
-      (wanted[whole] == 0 || (wanted[whole] == '.' && is_version(wanted + whole + 1))))
-    return true;
   if (std::strncmp(wanted, library.name, library.stem) != 0) return false;
-  const char* rest = wanted + library.stem;
-  if (std::strcmp(rest, ".so") == 0) return true;
   const char* own = library.name + library.stem;
+  const char* rest = wanted + library.stem;
+  if (has_version(rest, own)) return true;
+  if ((*rest == '-' || *rest == '.') && is_hash(rest + 1) &&
+      has_version(rest + 1 + kHashDigits, own))
+    return true;
+  if (std::strcmp(rest, ".so") == 0 && library.alone) return true;
   if (std::strcmp(own, ".so.1") == 0 && std::strncmp(rest, ".so.", 4) == 0 && is_version(rest + 4))
     return true;
   constexpr char kDivided[] = "libcudnn";
@@ -78,9 +110,53 @@ bool stands_for(const Library& library, const char* wanted) {
       std::strncmp(library.name, kDivided, library.stem) != 0)
     return false;
   const char* suffix = std::strstr(rest, ".so.");
-  const size_t length = std::strlen(own);
-  return *rest == '_' && suffix && std::strncmp(suffix, own, length) == 0 &&
-         (suffix[length] == 0 || (suffix[length] == '.' && is_version(suffix + length + 1)));
+  return *rest == '_' && suffix && has_version(suffix, own);
+}
+
+bool same_stem(const Library& a, const Library& b) {
+  return a.stem == b.stem && std::strncmp(a.name, b.name, a.stem) == 0;
+}
+
+unsigned long version_of(const Library& library) {
+  return std::strtoul(library.name + library.stem + 4, nullptr, 10);
+}
+
+void order_versions() {
+  for (size_t i = 0; i < g_count; ++i) {
+    Library& one = g_libraries[i];
+    one.age = 0, one.alone = true;
+    for (size_t j = 0; j < g_count; ++j) {
+      if (j == i || !same_stem(one, g_libraries[j])) continue;
+      one.alone = false;
+      one.age += version_of(g_libraries[j]) > version_of(one);
+    }
+  }
+}
+
+// The library of several versions that a name without one means, or nullptr.
+Library* without_version(const char* name, const char* wanted) {
+  Library* newest = nullptr;
+  Library* fitting = nullptr;
+  for (size_t i = 0; i < g_count; ++i) {
+    Library& one = g_libraries[i];
+    if (one.alone || std::strncmp(wanted, one.name, one.stem) != 0 ||
+        std::strcmp(wanted + one.stem, ".so") != 0)
+      continue;
+    if (one.age == 0) newest = &one;
+    if (one.age == g_age) fitting = &one;
+  }
+  if (!newest) return nullptr;
+  char file[PATH_MAX];
+  if (wanted != name && realpath(name, file))
+    for (size_t i = 0; i < g_count; ++i)
+      if (same_stem(g_libraries[i], *newest) && stands_for(g_libraries[i], base_name(file)))
+        return &g_libraries[i];
+  return fitting ? fitting : newest;
+}
+
+char* take(Library& library) {
+  if (!library.alone && g_age == kNoneYet) g_age = library.age;
+  return library.path;
 }
 
 const char* g_own_path = nullptr;
@@ -127,6 +203,7 @@ void read_own_folder() {
     library.stem = stem;
   }
   closedir(entries);
+  order_versions();
 }
 
 bool is_ours(const char* path) {
@@ -153,7 +230,8 @@ __attribute__((visibility("default"))) char* la_objsearch(const char* name, uint
   const char* wanted = base_name(name);
   if (std::strncmp(wanted, "lib", 3) != 0) return const_cast<char*>(name);
   for (size_t i = 0; i < g_count; ++i)
-    if (stands_for(g_libraries[i], wanted)) return g_libraries[i].path;
+    if (stands_for(g_libraries[i], wanted)) return take(g_libraries[i]);
+  if (Library* meant = without_version(name, wanted)) return take(*meant);
   return const_cast<char*>(name);
 }
 

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 // What ours has not: loads the function's name, and jumps to who refuses it.
 constexpr size_t kRefusalBytes = 32;
-constexpr char kRefuse[] = "sluice_refuse_runtime_function";  // of our libcudart
+constexpr char kRefuse[] = "sluice_library_refuse_runtime";  // of our libcuda
 
 struct Noted {
   const link_map* map;
@@ -76,9 +76,8 @@ class Symbols {
   const uint32_t* hash_ = nullptr;
 };
 
-const link_map* find_runtime(const link_map* any, uint32_t major, bool (*is_ours)(const char*)) {
-  char name[32];
-  std::snprintf(name, sizeof name, "/libcudart.so.%u", major);
+// A library of ours in the name space of `any`; nullptr: it is not loaded.
+const link_map* find_ours(const link_map* any, const char* name, bool (*is_ours)(const char*)) {
   while (any->l_prev) any = any->l_prev;
   for (; any; any = any->l_next) {
     const char* slash = any->l_name ? std::strrchr(any->l_name, '/') : nullptr;
@@ -138,11 +137,18 @@ struct Scratch {
 };
 
 // nullptr: done.
-const char* divert(const Noted& noted, const link_map* ours) {
+const char* divert(const Noted& noted, bool (*is_ours)(const char*)) {
   const Runtime& runtime = *noted.found.runtime;
+  char name[32];
+  std::snprintf(name, sizeof name, "/libcudart.so.%u", runtime.major);
+  const link_map* ours = find_ours(noted.map, name, is_ours);
+  const link_map* driver = find_ours(noted.map, "/libcuda.so.1", is_ours);
+  if (!ours || !driver)
+    return "our libcudart of its CUDA version is not loaded: start the program by `sluice run`, "
+           "which preloads it";
   const Symbols symbols(ours);
-  const uint64_t refuse = symbols.address(kRefuse);
-  if (!refuse) return "our libcudart is of another release";
+  const uint64_t refuse = Symbols(driver).address(kRefuse);
+  if (!refuse) return "our libcuda is of another release";
   const uint64_t text = noted.map->l_addr + noted.found.text;
   const uint64_t begin = text / kPage * kPage;
   const size_t bytes = (text + runtime.text_bytes - begin + kPage - 1) / kPage * kPage;
@@ -190,11 +196,7 @@ void note_object(const link_map* map) {
 void divert_noted(bool (*is_ours)(const char* path)) {
   for (size_t i = 0; i < g_count; ++i) {
     const Noted& noted = g_noted[i];
-    const link_map* ours = find_runtime(noted.map, noted.found.runtime->major, is_ours);
-    const char* why = ours ? divert(noted, ours)
-                           : "our libcudart of its CUDA version is not loaded: start the program "
-                             "by `sluice run`, which preloads it";
-    if (why) say(noted.map, why);
+    if (const char* why = divert(noted, is_ours)) say(noted.map, why);
   }
   g_count = 0;
 }

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "client/core/runtime_version.h"
+
 namespace sluice::client {
 
 namespace {
@@ -63,7 +65,7 @@ wire::OpenSession make_request(const Config& c) {
   r.pid = static_cast<uint32_t>(getpid());
   r.uid = static_cast<uint32_t>(getuid());
   r.start_time = own_start_time();
-  r.cuda_version = 13000;
+  r.cuda_version = runtime_version();
   char host[64] = "";
   gethostname(host, sizeof host - 1);
   put_text(r.host, host);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How libcudart.so.13 calls the driver: every cuXxx that it uses is a weak reference, so that it
+// How libcudart calls the driver: every cuXxx that it uses is a weak reference, so that it
 // loads on any libcuda.so.1 (ours, NVIDIA's, the software GPU). A function that the driver at hand
 // lacks answers CUDA_ERROR_NOT_SUPPORTED. Used by every file of this folder; owns nothing.
 #pragma once
@@ -15,6 +15,9 @@ extern "C" {
 #include "abi/driver_functions.inc"
 #undef SLUICE_DRIVER_FUNCTION
 }
+
+// Our own libcuda.so.1 wants to know which version of the runtime stands on it.
+extern "C" [[gnu::weak]] void sluice_runtime_version(int version);
 
 namespace sluice::cudart {
 

@@ -42,6 +42,7 @@ cudaError_t ensure_driver() {
   if (driver_ready.load(std::memory_order_acquire)) return cudaSuccess;
   std::lock_guard lock(driver_mutex);
   if (driver_ready.load(std::memory_order_relaxed)) return cudaSuccess;
+  if (sluice_runtime_version != nullptr) sluice_runtime_version(kRuntimeVersion);
   if (const CUresult result = driver(cuInit, 0u); result != CUDA_SUCCESS) {
     return to_runtime(result);
   }
@@ -49,7 +50,8 @@ cudaError_t ensure_driver() {
   if (const CUresult result = driver(cuDriverGetVersion, &version); result != CUDA_SUCCESS) {
     return to_runtime(result);
   }
-  if (version < kRuntimeVersion) return cudaErrorInsufficientDriver;
+  // A driver serves every runtime of its major version.
+  if (version / 1000 < kRuntimeVersion / 1000) return cudaErrorInsufficientDriver;
   int count = 0;
   if (const CUresult result = driver(cuDeviceGetCount, &count); result != CUDA_SUCCESS) {
     return to_runtime(result);

@@ -13,7 +13,7 @@
 
 namespace sluice::cudart {
 
-inline constexpr int kRuntimeVersion = 13000;
+inline constexpr int kRuntimeVersion = SLUICE_CUDART_VERSION;
 inline constexpr int kMaxDevices = 256;
 
 struct ThreadState {

@@ -24,11 +24,23 @@ static_assert(sizeof(Slot) == 16);
 CUresult no_function() { return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult no_driver() { return static_cast<CUresult>(cudaErrorInsufficientDriver); }
 
+void* driver_library() {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
 }  // namespace
+
+// What driver.h takes from our libcuda.so.1, where that is the driver.
+extern "C" [[gnu::visibility("hidden")]] void sluice_runtime_version(int version) {
+  void* library = driver_library();
+  void* function = library ? dlsym(library, "sluice_runtime_version") : nullptr;
+  if (function) reinterpret_cast<void (*)(int)>(function)(version);
+}
 
 // Called by the code below with the arguments of the function saved.
 extern "C" [[gnu::used, gnu::visibility("hidden")]] void* sluice_find_driver_function(Slot* slot) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* library = driver_library();
   void* target = library ? dlsym(library, slot->name) : nullptr;
   if (!target) target = reinterpret_cast<void*>(library ? no_function : no_driver);
   slot->target.store(target, std::memory_order_release);

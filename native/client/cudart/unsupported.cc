@@ -19,13 +19,5 @@ void note_unsupported(const char* function) {
 
 }  // namespace sluice::client
 
-// For functions of other versions that this libcudart has not, where a program has one inside whose
-// functions were made to lead here (client/audit/divert.h).
-extern "C" __attribute__((visibility("default"))) int sluice_refuse_runtime_function(
-    const char* name) {
-  sluice::client::note_unsupported(name);
-  return 801;  // cudaErrorNotSupported
-}
-
 #include "client/unsupported_runtime.inc"
 #include "client/variants_runtime.inc"

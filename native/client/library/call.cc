@@ -262,6 +262,11 @@ void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips) {
 
 void sluice_library_unsupported(const char* function) { note_unsupported(function); }
 
+int sluice_library_refuse_runtime(const char* function) {
+  note_unsupported(function);
+  return 801;  // cudaErrorNotSupported, of every version
+}
+
 bool sluice_library_clone(uint64_t object, uint64_t* copy) {
   auto& state = library::State::get();
   std::lock_guard lock(state.mutex);

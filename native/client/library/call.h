@@ -25,6 +25,9 @@ SLUICE_INTERNAL const char* sluice_library_text(const sluice::wire::LibrarySpec*
 SLUICE_INTERNAL void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips);
 // Says once that a function is not supported.
 SLUICE_INTERNAL void sluice_library_unsupported(const char* function);
+// The same for a function of a CUDA runtime inside of the program that ours has not, whose calls
+// were made to lead here (audit/divert.h): cudaErrorNotSupported.
+SLUICE_INTERNAL int sluice_library_refuse_runtime(const char* function);
 // Another object that holds what this one holds; only of those that are kept by content (kept.h).
 SLUICE_INTERNAL bool sluice_library_clone(uint64_t object, uint64_t* copy);
 // Says something once, in the client's log.

@@ -22,6 +22,32 @@ std::string where(void* handle) {
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "?";
 }
 
+struct OlderSoname {
+  uint32_t major;
+  const char *newest, *older;
+};
+
+constexpr OlderSoname kOlderSonames[] = {
+#define SLUICE_OLDER_SONAME(major, newest, older) {major, newest, older},
+#include "library/older.inc"
+#undef SLUICE_OLDER_SONAME
+    // What is forwarded by nobody, but needed by those that are.
+    {12, "libnvJitLink.so.13", "libnvJitLink.so.12"},
+};
+
+bool is_older(uint32_t major) {
+  for (const OlderSoname& one : kOlderSonames)
+    if (one.major == major) return true;
+  return false;
+}
+
+// The name that a library has in a CUDA version; most have the same in all.
+std::string older_soname(const std::string& newest, uint32_t major) {
+  for (const OlderSoname& one : kOlderSonames)
+    if (one.major == major && newest == one.newest) return one.older;
+  return newest;
+}
+
 }  // namespace
 
 void Libraries::set_path(const std::vector<std::string>& folders) { search_path() = folders; }
@@ -66,25 +92,55 @@ bool OpaqueBytes::has(std::span<const std::byte> bytes) const {
   return all_.contains({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// Under the mutex. Keeps what it found, nullptr too.
-void* Libraries::open(const std::string& soname) {
-  for (const auto& [name, handle] : open_)
+void Libraries::set_client_version(uint32_t version) { client_major_ = version / 1000; }
+
+// Under the mutex.
+void* Libraries::look_for(const std::string& soname, std::string* tried) {
+  for (const auto& [name, handle] : found_)
     if (name == soname) return handle;
   void* handle = nullptr;
-  std::string tried;
   for (const std::string& folder : search_path()) {
     const std::string path = folder + "/" + soname;
     if (access(path.c_str(), F_OK) != 0) continue;
     handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle) break;
-    tried += std::string("; ") + dlerror();
+    *tried += std::string("; ") + dlerror();
   }
   if (!handle) {
     handle = dlopen(soname.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (!handle) tried += std::string("; ") + dlerror();
+    if (!handle) *tried += std::string("; ") + dlerror();
   }
-  if (handle)
-    process::log_info("took " + where(handle) + " for " + soname);
+  if (handle) found_.emplace_back(soname, handle);
+  return handle;
+}
+
+// Under the mutex. A library, and before it what it needs, by the names of the client's CUDA
+// version or by those of the newest.
+void* Libraries::load_as(const wire::LibrarySpec& spec, bool older, std::string* tried) {
+  const uint32_t major = client_major_.load();
+  std::string unneeded;
+  for (const char* const* need = spec.needs; need && *need; ++need)
+    look_for(older ? older_soname(*need, major) : *need, &unneeded);
+  return look_for(older ? older_soname(spec.soname, major) : spec.soname, tried);
+}
+
+// Under the mutex. Keeps what it found, nullptr too.
+void* Libraries::load(const wire::LibrarySpec& spec) {
+  const std::string soname = spec.soname;
+  for (const auto& [name, handle] : open_)
+    if (name == soname) return handle;
+  const uint32_t major = client_major_.load();
+  const bool has_older = is_older(major);
+  std::string tried;
+  void* handle = has_older ? load_as(spec, true, &tried) : nullptr;
+  const bool newest_serves = has_older && !handle;
+  if (!handle) handle = load_as(spec, false, &tried);
+  const std::string wanted = has_older ? older_soname(soname, major) : soname;
+  if (handle && newest_serves)
+    process::log_info("took " + where(handle) + " for a client of CUDA " + std::to_string(major) +
+                      ": there is no " + wanted + " on this node");
+  else if (handle)
+    process::log_info("took " + where(handle) + " for " + wanted);
   else
     process::log_error("there is no " + soname + " on this node" + tried +
                        ". Install it, or name its folder in server.conf ([server] cuda_libraries)");
@@ -96,8 +152,7 @@ void* Libraries::resolve(Entry& entry) {
   if (entry.looked.load(std::memory_order_acquire))
     return entry.function.load(std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
-  for (const char* const* need = entry.table->spec->needs; need && *need; ++need) open(*need);
-  void* handle = open(entry.table->spec->soname);
+  void* handle = load(*entry.table->spec);
   void* function = handle ? dlsym(handle, entry.spec->name) : nullptr;
   if (handle && !function)
     process::log_error(where(handle) + " has no " + entry.spec->name +
@@ -112,8 +167,7 @@ void* Libraries::symbol(const char* library, const char* name) {
   std::lock_guard lock(mutex_);
   for (const LibraryTable& t : tables_) {
     if (std::string(t.spec->name) != library) continue;
-    for (const char* const* need = t.spec->needs; need && *need; ++need) open(*need);
-    void* handle = open(t.spec->soname);
+    void* handle = load(*t.spec);
     return handle ? dlsym(handle, name) : nullptr;
   }
   return nullptr;

@@ -103,6 +103,10 @@ class Libraries {
   // Folders to look in before the loader's own, in order. Before the first session.
   static void set_path(const std::vector<std::string>& folders);
   static Libraries& get();
+  // Which CUDA version the client speaks, 12090 = 12.9; before the first call. NVIDIA's libraries
+  // of that version are taken where they are on the node, else the newest's, which serve it by ABI:
+  // the log says which.
+  void set_client_version(uint32_t version);
 
   // The function that an id names: its spec, thunk and address. A library that cannot be loaded is
   // logged once; `function` is nullptr then, and when the library, although loaded, lacks it.
@@ -125,13 +129,18 @@ class Libraries {
 
  private:
   Libraries();
-  void* open(const std::string& soname);
+  void* load(const wire::LibrarySpec& spec);
+  void* load_as(const wire::LibrarySpec& spec, bool older, std::string* tried);
+  void* look_for(const std::string& soname, std::string* tried);
 
   std::vector<LibraryTable> tables_;
   std::unique_ptr<Entry[]> entries_;  // by id - kFirstLibraryFunction
   size_t count_ = 0;
   std::mutex mutex_;
-  std::vector<std::pair<std::string, void*>> open_;
+  std::vector<std::pair<std::string, void*>>
+      open_;  // under the newest's SONAME; nullptr: there is none
+  std::vector<std::pair<std::string, void*>> found_;  // under any
+  std::atomic<uint32_t> client_major_{0};
 };
 
 }  // namespace sluice::worker

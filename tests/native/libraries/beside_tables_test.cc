@@ -33,6 +33,13 @@ void cublasZaxpy(int n, Complex16 alpha, const void* x, int incx, void* y, int i
 Complex16 cublasZdotc(int n, const void* x, int incx, const void* y, int incy);
 int32_t cusolverSpCreate(void** handle);
 int32_t cusolverSpDestroy(void* handle);
+int32_t cusolverDnCreate(void** handle);
+int32_t cusolverDnDestroy(void* handle);
+int32_t cusolverDnPotrf_bufferSize(void* handle, void* params, int32_t uplo, int64_t n,
+                                   int32_t type, const void* a, int64_t lda, int32_t compute,
+                                   size_t* bytes);
+int32_t cusolverDnPotrf(void* handle, void* params, int32_t uplo, int64_t n, int32_t type, void* a,
+                        int64_t lda, int32_t compute, void* buffer, size_t bytes, int* info);
 int32_t cusparseCreateMatDescr(void** descriptor);
 int32_t cusparseDestroyMatDescr(void* descriptor);
 int32_t cusolverSpZcsreigvsi(void* handle, int m, int nnz, void* descriptor, const void* values,
@@ -216,6 +223,43 @@ TEST_F(BesideTables, ComplexNumbersByValue) {
   EXPECT_EQ(call->words[13], world().memory + 320);
   EXPECT_EQ(cusparseDestroyMatDescr(descriptor), 0);
   EXPECT_EQ(cusolverSpDestroy(handle), 0);
+}
+
+// Of libcusolver.so.11: a workspace on the device is given, the newest's wants one on the host,
+// too.
+TEST_F(BesideTables, Cuda12sCholeskyBringsTheHostsWorkspace) {
+  constexpr uint64_t kDevice = 4096, kHost = 48;
+  void* handle;
+  ASSERT_EQ(cusolverDnCreate(&handle), 0);
+  FakeLibraries& fakes = FakeLibraries::get();
+  fakes.instead["cusolverDnXpotrf_bufferSize"] = [](const uint64_t* words) {
+    *reinterpret_cast<uint64_t*>(words[8]) = kDevice;
+    *reinterpret_cast<uint64_t*>(words[9]) = kHost;
+    return int64_t{0};
+  };
+  size_t bytes = 0;
+  EXPECT_EQ(cusolverDnPotrf_bufferSize(handle, nullptr, 0, 8, 1, at(0), 8, 1, &bytes), 0);
+  EXPECT_EQ(bytes, kDevice);
+  std::vector<uint64_t> seen;
+  fakes.instead["cusolverDnXpotrf"] = [&](const uint64_t* words) {
+    seen.assign(words, words + 13);
+    std::memset(reinterpret_cast<void*>(words[10]), 1, words[11]);
+    return int64_t{0};
+  };
+  auto* info = static_cast<int*>(at(512));
+  EXPECT_EQ(cusolverDnPotrf(handle, nullptr, 0, 8, 1, at(0), 8, 1, at(1024), bytes, info), 0);
+  ASSERT_EQ(seen.size(), 13u);
+  EXPECT_EQ(seen[3], 8u);
+  EXPECT_EQ(seen[5], world().memory);
+  EXPECT_EQ(seen[8], world().memory + 1024);
+  EXPECT_EQ(seen[9], kDevice);
+  EXPECT_EQ(seen[11], kHost);
+  EXPECT_EQ(seen[12], world().memory + 512);
+  fakes.instead["cusolverDnXpotrf_bufferSize"] = [](const uint64_t*) { return int64_t{3}; };
+  EXPECT_EQ(cusolverDnPotrf(handle, nullptr, 0, 9, 1, at(0), 9, 1, at(1024), bytes, info), 3)
+      << "what the question answers";
+  fakes.instead.clear();
+  EXPECT_EQ(cusolverDnDestroy(handle), 0);
 }
 
 TEST_F(BesideTables, LoggersAreKeptAndAskedFor) {

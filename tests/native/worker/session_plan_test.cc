@@ -4,7 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <string>
+
 #include "process/control.h"
+#include "wire/protocol.h"
 
 namespace sluice::worker {
 namespace {
@@ -38,6 +42,17 @@ TEST(SessionPlan, IsWhatTheMessageSays) {
   EXPECT_EQ(plan.vgpus[0].grant_index, 2u);
   EXPECT_EQ(plan.vgpus[1].compute_percent, 100u) << "a whole GPU's, where nothing is said";
   EXPECT_EQ(plan.vgpus[1].grant_index, 1u) << "its own place";
+}
+
+TEST(SessionPlan, SaysTheClientsCudaVersion) {
+  std::string request(2 * sizeof(wire::OpenSession), '0');
+  request.replace(2 * offsetof(wire::OpenSession, cuda_version), 4, "3a2f");
+  EXPECT_EQ(read_plan({"session", {{"vgpus", "1"}, {"request", request}}, {}}).cuda_version,
+            12090u);
+  EXPECT_EQ(read_plan({"session", {{"vgpus", "1"}}, {}}).cuda_version, 0u);
+  EXPECT_EQ(read_plan({"session", {{"vgpus", "1"}, {"request", "3a2f"}}, {}}).cuda_version, 0u);
+  request.replace(2 * offsetof(wire::OpenSession, cuda_version), 4, "zz2f");
+  EXPECT_EQ(read_plan({"session", {{"vgpus", "1"}, {"request", request}}, {}}).cuda_version, 0u);
 }
 
 TEST(SessionPlan, OfAnEarlierServerHasNoGrantOfOthers) {

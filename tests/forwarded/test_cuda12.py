@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs compiled against CUDA 12's headers, by libcudart.so.12: as the same ones for 13 print.
+
+Client, worker and software GPU are the ones of CUDA 13; only the runtime in the program is another.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool
+
+from sluice.config.native_files import find_native
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "demo"))
+from programs import Program, facts, load_programs  # noqa: E402
+
+BUILT = ROOT / "build" / "programs" / "cuda12"
+#: What neither this channel nor the software GPU has, in programs of 13 as well.
+ELSEWHERE = {
+    "green_context": "the software GPU has no green contexts",
+    "link_ptx": "the software GPU links nothing",
+    "two_nodes": "wants GPUs of two nodes",
+}
+OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs")
+PROGRAMS = load_programs(milestone_only=False, devices=2)
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    build = ROOT / "tests" / "programs" / "build.py"
+    subprocess.run([sys.executable, build], check=True, timeout=300)
+    return BUILT
+
+
+def expected(program: Program) -> str:
+    """What it prints: but for the version of the runtime the same as for CUDA 13."""
+    assert program.expected is not None
+    return program.expected.replace("runtime 13.0,", "runtime 12.9,")
+
+
+def test_the_session_says_which_version_it_is(tmp_path: Path, built: Path) -> None:
+    [add] = [one for one in PROGRAMS if one.name == "vector_add"]
+    with StaticPool(tmp_path) as pool:
+        for folder, version in ((built, "12.9"), (built.parent, "13.0")):
+            done = subprocess.run(
+                add.command(folder), env=pool.environment(), timeout=60, check=False
+            )
+            assert done.returncode == 0
+            assert f"for CUDA {version}" in pool.log.read_text()
+
+
+def test_a_library_alone_says_it_too(tmp_path: Path) -> None:
+    program = (
+        "import ctypes; blas = ctypes.CDLL('libcublas.so.12'); handle = ctypes.c_void_p(); "
+        "print(blas.cublasCreate_v2(ctypes.byref(handle)))"
+    )
+    not_supported = 15  # as the node of this pool has no cuBLAS
+    with StaticPool(tmp_path) as pool:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        log = pool.log.read_text()
+    assert int(done.stdout) == not_supported, done.stderr
+    assert "for CUDA 12.9" in log
+    assert "there is no libcublas.so.13 on this node" in log
+
+
+RENAMED = """
+#include <stdio.h>
+int cudaRuntimeGetVersion(int*), cudaMalloc(void**, unsigned long), cudaFree(void*);
+int main(void) {
+  int version = 0;
+  void* memory = 0;
+  int error = cudaRuntimeGetVersion(&version);
+  if (!error) error = cudaMalloc(&memory, 4096);
+  if (!error) error = cudaFree(memory);
+  printf("%d %d\\n", error, version);
+}
+"""
+
+
+def test_a_copy_that_auditwheel_renamed_is_replaced(tmp_path: Path) -> None:
+    """A wheel's own libcudart, under another name but with NVIDIA's version of its symbols."""
+    name = "libcudart-5a077122.so.12.0.107"
+    script, stub = tmp_path / "version.map", tmp_path / "wheel.libs" / name
+    script.write_text("libcudart.so.12 { global: cuda*; local: *; };\n")
+    stub.parent.mkdir()
+    functions = ("cudaRuntimeGetVersion", "cudaMalloc", "cudaFree")
+    code = "".join(f"int {one}(void) {{ return 77; }}\n" for one in functions)
+    shared = ["-shared", "-fPIC", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"]
+    compile_c(code, stub, *shared)
+    program = tmp_path / "program"
+    compile_c(RENAMED, program, stub, f"-Wl,-rpath,{stub.parent}")
+    assert subprocess.run([program], capture_output=True, check=True).stdout == b"77 0\n"
+    with StaticPool(tmp_path) as pool:
+        audit = str(find_native("libsluice-audit.so"))
+        done = subprocess.run(
+            [program],
+            env=pool.environment(LD_AUDIT=audit, LD_LIBRARY_PATH=""),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "0 12090\n", done.stderr
+
+
+def compile_c(code: str, out: Path, *flags: str | Path) -> None:
+    """Make a program or a library of C."""
+    command = ["gcc", "-x", "c", "-w", "-o", out, "-", "-x", "none", *flags]
+    subprocess.run(command, input=code, text=True, check=True)
+
+
+def test_two_versions_in_one_program_are_named(tmp_path: Path) -> None:
+    program = (
+        "import ctypes; ctypes.CDLL('libcublas.so.12'); runtime = ctypes.CDLL('libcudart.so.13'); "
+        "print(runtime.cudaFree(None))"
+    )
+    with StaticPool(tmp_path) as pool:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "0\n"
+    assert done.stderr.count("libraries of CUDA 12 and of CUDA 13") == 1
+
+
+def run(pool: StaticPool, built: Path, program: Program) -> None:
+    done = subprocess.run(
+        program.command(built),
+        env=pool.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert facts(done.stdout) == facts(expected(program)), done.stderr
+    assert done.returncode == program.exit_code, done.stderr
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_prints_what_it_prints_for_cuda_13(tmp_path: Path, built: Path, program: Program) -> None:
+    if program.name in ELSEWHERE:
+        pytest.skip(ELSEWHERE[program.name])
+    with StaticPool(tmp_path, vgpus=2, gpus=2) as pool:
+        run(pool, built, program)
+
+
+@pytest.mark.parametrize("name", OVER_TCP)
+def test_over_tcp_as_well(tmp_path: Path, built: Path, name: str) -> None:
+    [program] = [one for one in PROGRAMS if one.name == name]
+    with StaticPool(tmp_path, tcp=True) as pool:
+        run(pool, built, program)
