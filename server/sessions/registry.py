@@ -19,6 +19,7 @@ from sluice.server.sessions.client_watch import forget_client, unwatch_client, w
 from sluice.server.sessions.code_cache import CodeCache, project_of
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
+from sluice.server.sessions.node_links import NodeLinks
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.sharing import Sharing
 from sluice.server.sessions.time_reports import TimeReports
@@ -54,6 +55,7 @@ class SessionRegistry:
         self.sessions: dict[str, Session] = {}
         self.sharing = Sharing()
         self.ledgers = GrantLedgers()
+        self.links = NodeLinks()
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
         self.figures.on_heard = self._hear_connection
@@ -83,6 +85,7 @@ class SessionRegistry:
         self.sessions[session.id] = session
         worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
         worker.on_code = lambda message, descriptor: self._code(session, message, descriptor)
+        worker.on_link = lambda message: self.links.dial(session, message)
         self.sharing.join(session.id, session.sharing_domains(), worker)
         worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
         watch_client(session)
@@ -113,6 +116,7 @@ class SessionRegistry:
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
+        self.links.close()
         for session in self.sessions.values():
             unwatch_client(session)
             session.worker.let_go()
@@ -160,6 +164,7 @@ class SessionRegistry:
         self.times.end(session.id)
         self.figures.end(session.id)
         self.sharing.leave(session.id)
+        self.links.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         if self.turns:
             self.turns.leave(session.id)

@@ -24,14 +24,14 @@ namespace {
 
 CUresult post_to_device(Session* s, Stream* stream, const CopyToDevice& c, const DeviceSide& to,
                         std::span<const std::byte> data = {}) {
-  if (!to.array) return s->post(wire::kCopyToDevice, c, data, stream, context_of(stream));
+  if (!to.array) return s->post(wire::kCopyToDevice, c, data, stream, stream->device->context());
   return s->post(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), data, stream,
-                 context_of(stream));
+                 stream->device->context());
 }
 
 CUresult exchange_to_device(Session* s, Stream* stream, const CopyToDevice& c,
                             const DeviceSide& to) {
-  const uint32_t context = context_of(stream);
+  const uint32_t context = stream->device->context();
   if (!to.array) return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
   return s->exchange(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), {}, {},
                      nullptr, stream, context);
@@ -63,7 +63,7 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
     return post_to_device(s, stream, c, there, {at, piece.width * piece.rows});
   });
-  if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(context_of(stream));
+  if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(stream->device->context());
   return e;
 }
 
