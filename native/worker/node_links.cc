@@ -41,6 +41,43 @@ void open(Session& s, const Command& c, Reply& reply) {
   reply.status = CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// What a copy in the default stream is to be between: whatever streams the device has. Those that
+// the default stream does not wait for by itself do so by an event, and for it.
+template <class Each>
+CUresult for_streams_apart(Session& s, const Vgpu& v, Each each) {
+  CUresult e = CUDA_SUCCESS;
+  s.objects.streams.for_each([&](uint64_t, const StreamObject& o) {
+    unsigned flags = 0;
+    if (e != CUDA_SUCCESS || o.device != v.index || capturing(s, o.handle)) return;
+    e = s.driver.cuStreamGetFlags(o.handle, &flags);
+    if (e == CUDA_SUCCESS && (flags & CU_STREAM_NON_BLOCKING)) e = each(o.handle);
+  });
+  return e;
+}
+
+CUresult order(Session& s, Vgpu& v, CUevent event, CUstream before, CUstream after) {
+  v.gate->followed(after);
+  const CUresult e = s.driver.cuEventRecord(event, before);
+  return e == CUDA_SUCCESS ? s.driver.cuStreamWaitEvent(after, event, 0) : e;
+}
+
+CUresult begin(Session& s, NodeLink& link, NodeLink::End end, const wire::NodeTransfer& t, Vgpu& v,
+               uint32_t memory, CUstream stream, CUevent event) {
+  v.gate->followed(stream);
+  if (t.whole_device == 0) return link.begin(end, t, memory, stream, event);
+  CUevent order_event;
+  CUresult e = s.driver.cuEventCreate(&order_event, CU_EVENT_DISABLE_TIMING);
+  if (e != CUDA_SUCCESS) return e;
+  e = for_streams_apart(s, v,
+                        [&](CUstream other) { return order(s, v, order_event, other, stream); });
+  if (e == CUDA_SUCCESS) e = link.begin(end, t, memory, stream, event);
+  if (e == CUDA_SUCCESS)
+    e = for_streams_apart(s, v,
+                          [&](CUstream other) { return order(s, v, order_event, stream, other); });
+  s.driver.cuEventDestroy_v2(order_event);
+  return e;
+}
+
 CUresult transfer(Session& s, const Command& c, NodeLink::End end, const char* name) {
   Decoder d(c.body);
   const auto t = d.fixed<wire::NodeTransfer>();
@@ -66,8 +103,7 @@ CUresult transfer(Session& s, const Command& c, NodeLink::End end, const char* n
       return bad("names device memory that the session does not have");
     if (const uint32_t owner = s.memory_owner(t.address); owner != Session::kNobody) device = owner;
   }
-  v->gate->followed(stream);
-  return link->begin(end, t, device, stream, event);
+  return begin(s, *link, end, t, *v, device, stream, event);
 }
 
 void send(Session& s, const Command& c, Reply& reply) {

@@ -113,6 +113,7 @@ std::optional<CUresult> copy_by_link(Session* s, Stream* stream, Device* target,
   note_use(s, receiving, to);
   wire::NodeTransfer end{};
   end.width = r.width, end.rows = r.rows;
+  end.whole_device = stream->wire_id == 0;
   wire::NodeTransfer reads = end, writes = end;
   reads.address = from, reads.pitch = from_pitch;
   writes.address = to, writes.pitch = to_pitch;
