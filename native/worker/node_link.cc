@@ -187,11 +187,12 @@ void NodeLink::lose(const std::string& why) {
     changed_.notify_all();
   }
   stream()->end();
+  ask_(0);
   if (was_open) {
-    process::log_error("the link to the client's vGPU " + std::to_string(peer_) +
-                       " on another node is over: " + why);
     if (damaged && !failed) incomplete();
     session_.endpoint().tell_link_lost(peer_);
+    process::log_error("the link to the client's vGPU " + std::to_string(peer_) +
+                       " on another node is over: " + why);
   }
   std::lock_guard lock(mutex_);
   for (const auto& [_, t] : transfers_) release(*t);
@@ -200,7 +201,7 @@ void NodeLink::lose(const std::string& why) {
 }
 
 void NodeLink::incomplete() {
-  session_.endpoint().say_why("a copy from another node did not come to its end");
+  process::log_error("a copy from another node did not come to its end: the session has failed");
   session_.endpoint().publish_error(CUDA_ERROR_EXTERNAL_DEVICE, false);
 }
 

@@ -42,8 +42,8 @@ class NodeLink {
  public:
   static constexpr size_t kMostTransfers = 1024;
 
-  // `peer`: the first of the client's vGPUs there. `dials`: whether this side has its server dial;
-  // `ask` has it do so, for a connection with that epoch.
+  // `peer`: the first of the client's vGPUs there. `dials`: whether this side has its server dial:
+  // `ask` has it do so, for a connection with that epoch, and with 0 says that the link is over.
   NodeLink(Session& session, uint32_t peer, bool dials, std::function<bool(uint32_t epoch)> ask);
   ~NodeLink();
 

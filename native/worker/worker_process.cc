@@ -165,8 +165,9 @@ bool WorkerProcess::open_session(Session& session, const process::Message& m, st
   }
   if (session.plan.windows > 0)
     session.links = std::make_unique<NodeLinks>(session, [this](uint32_t peer, uint32_t epoch) {
-      return control_.send("link",
-                           {{"peer", std::to_string(peer)}, {"epoch", std::to_string(epoch)}});
+      const std::string there = std::to_string(peer);
+      if (epoch == 0) return control_.send("link_over", {{"peer", there}});
+      return control_.send("link", {{"peer", there}, {"epoch", std::to_string(epoch)}});
     });
   session.broker = &broker_;
   session.concurrent = options_.concurrent;

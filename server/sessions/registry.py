@@ -9,6 +9,7 @@ and that the controller hears of its begin and end.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -85,7 +86,7 @@ class SessionRegistry:
         self.sessions[session.id] = session
         worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
         worker.on_code = lambda message, descriptor: self._code(session, message, descriptor)
-        worker.on_link = lambda message: self.links.dial(session, message)
+        worker.on_link = lambda message: self._link(session, message)
         self.sharing.join(session.id, session.sharing_domains(), worker)
         worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
         watch_client(session)
@@ -122,6 +123,18 @@ class SessionRegistry:
             session.worker.let_go()
         if self.turns:
             self.turns.let_go()
+
+    def _link(self, session: Session, message: Message) -> None:
+        if message.verb == "link":
+            self.links.dial(session, message)
+            return
+        # whoever dials for it hears so at once, and its key is good for nothing
+        first = message.number("peer", -1)
+        session.others = tuple(o for o in session.others if o.first_vgpu != first)
+        try:
+            self.write(session)
+        except OSError as error:
+            session.log.write(f"its record cannot be written: {error}", logging.ERROR)
 
     def _hear_connection(self, session: Session, status: Message) -> None:
         """Its worker says whether its client has a connection; told on when that changes."""

@@ -70,7 +70,7 @@ class Worker:
         self.on_code: Callable[[Message, int], None] | None = None
         #: Of a relay: it has lost its connection, and another may follow.
         self.on_broken: Callable[[], None] | None = None
-        #: It wants a connection to another node's worker.
+        #: It wants a connection to another node's worker, or none any more.
         self.on_link: Callable[[Message], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
@@ -311,7 +311,7 @@ class Worker:
         elif message.verb == "ready":
             self.devices = _devices(message)
             self.mark_ready()
-        elif message.verb == "link":
+        elif message.verb in ("link", "link_over"):
             if self.on_link:
                 self.on_link(message)
         elif message.verb == "broken":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of node_copies.py: two devices, copies between them. Prints its figures as JSON.
 
-    node_copies_program.py MIB
+node_copies_program.py MIB
 """
 
 from __future__ import annotations

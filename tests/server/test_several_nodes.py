@@ -101,7 +101,9 @@ def test_a_program_sees_two_devices_and_computes_on_both(
 def link_logs(*planes: ControlPlane) -> str:
     """What the workers of these nodes have logged of links to others."""
     logs = (log for plane in planes for log in (plane.folder / "log").rglob("*session*.log"))
-    return "".join(line + "\n" for log in logs for line in log.read_text().splitlines() if "link" in line)
+    return "".join(
+        line + "\n" for log in logs for line in log.read_text().splitlines() if "link" in line
+    )
 
 
 def test_streams_of_two_nodes_wait_for_one_another_and_copies_go_straight(

@@ -75,6 +75,9 @@ bool NodesChannel::take_records(std::string* error) {
       places_.push_back({n, d});
     }
     const auto count = static_cast<uint32_t>(record.devices.size());
+    nodes_[n].channel->on_link_lost = [this, n](uint32_t, uint64_t peer) {
+      if (on_link_lost) on_link_lost(n, peer);
+    };
     nodes_[n].channel->on_library_memory = [this, first, count](const wire::LibraryMemory& m) {
       if (m.device >= count) return;  // a node speaks of its own
       wire::LibraryMemory ours = m;
