@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +20,11 @@ from static_pool import build_programs
 from sluice.protocol.frames import LinkMessageKind
 
 from .link_peer import NONSENSE, LinkPeer, links_of
+from .told_program import Told, all_given_back, start
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = ROOT / "tests" / "programs" / "expected" / "across_nodes.out"
-COPIER = Path(__file__).resolve().parent / "programs" / "copier.py"
+COPIER = "copier.py"
 GRACE_SECONDS = 20
 #: What the first node's worker sends for one copy of `copier.py` to the second, and one back.
 MESSAGE_BYTES, COPY_BYTES = 16, 1 << 16
@@ -48,46 +47,6 @@ def nodes(
                 yield first, second, network
             finally:
                 second.close()
-
-
-def start(plane: ControlPlane, *command: str | Path) -> subprocess.Popen[str]:
-    """A program with a vGPU of each node."""
-    wide = {"SLUICE_CHANNEL": "tcp", "SLUICE_VGPU": "2", "SLUICE_CROSS_NODE": "1"}
-    return subprocess.Popen(
-        command,
-        env=plane.program_environment(**wide, SLUICE_GMEM="256"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-class Copier:
-    """A process that copies between its two devices when it is told to."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self.process = start(plane, sys.executable, COPIER)
-        assert self._read() == "2"
-
-    def do(self, what: str) -> str:
-        """`copy 0 1`, `wait 0 1`, `use 0`: the CUresult of the first call that failed, or 0."""
-        assert self.process.stdin
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
-
-    def close(self) -> str:
-        """Ends it; returns what it said on standard error."""
-        return self.process.communicate(timeout=60)[1]
-
-
-def all_given_back(first: ControlPlane, second: ControlPlane) -> bool:
-    return not (first.grants() or first.session_worker_pids() or second.session_worker_pids())
 
 
 def log_of(plane: ControlPlane) -> str:
@@ -116,7 +75,7 @@ def test_whoever_has_not_the_key_of_the_two_nodes_is_not_let_in(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
 ) -> None:
     first, second, _ = nodes
-    copier = Copier(first)
+    copier = Told(first, COPIER)
     assert copier.do("copy 0 1") == "0"
     stranger = LinkPeer(first, epoch=1000, received=0, key=os.urandom(32))
     assert stranger.is_over()
@@ -133,7 +92,7 @@ def test_a_node_that_was_taken_over_costs_the_link_and_nothing_else(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork], name: str
 ) -> None:
     first, second, _ = nodes
-    copier = Copier(first)
+    copier = Told(first, COPIER)
     assert copier.do("copy 0 1") == "0"
     assert copier.do("copy 1 0") == "0"
     hostile = LinkPeer(first, epoch=1000, received=SENT_BYTES)
@@ -153,7 +112,7 @@ def test_numbers_that_a_node_is_ready_for_are_bounded(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
 ) -> None:
     first, second, _ = nodes
-    copier = Copier(first)
+    copier = Told(first, COPIER)
     assert copier.do("copy 0 1") == "0"
     assert copier.do("copy 1 0") == "0"
     hostile = LinkPeer(first, epoch=1000, received=SENT_BYTES)
@@ -174,7 +133,7 @@ def test_a_copy_that_never_comes_is_an_error_of_its_target(
 ) -> None:
     """The other node's worker dies in the middle: what was to come has not, and nobody hangs."""
     first, second, _ = nodes
-    copier = Copier(first)
+    copier = Told(first, COPIER)
     assert copier.do("copy 1 0") == "0"
     assert copier.do("hold 1 0") == "0"  # a copy behind a gate of device 1, on its way to device 0
     [worker] = second.session_worker_pids()
@@ -191,7 +150,7 @@ def test_a_node_that_dies_lets_streams_go_that_only_waited_for_it(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
 ) -> None:
     first, second, _ = nodes
-    copier = Copier(first)
+    copier = Told(first, COPIER)
     assert copier.do("copy 1 0") == "0"
     assert copier.do("expect 1 0") == "0"  # device 0 waits for an event behind device 1's gate
     [worker] = second.session_worker_pids()
