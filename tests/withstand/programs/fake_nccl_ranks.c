@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MOST 8
@@ -45,7 +46,16 @@ static Shared* share(const Id* id) {
   char name[64] = "/fake-nccl-";
   for (int i = 0; i < 16; ++i)
     snprintf(name + strlen(name), 3, "%02x", (unsigned char)id->bytes[i]);
-  const int fd = shm_open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  // Ranks of two nodes are two users; whoever is first makes it.
+  int fd = -1;
+  for (int i = 0; i < 1000 && fd < 0; ++i) {
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+      fchmod(fd, 0666);
+    } else if ((fd = shm_open(name, O_RDWR | O_CLOEXEC, 0)) < 0) {
+      usleep(1000);
+    }
+  }
   if (fd < 0 || ftruncate(fd, sizeof(Shared)) != 0) return NULL;
   void* at = mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
