@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
+from pool_certificates import PoolCa
 from static_pool import build_programs
 
 from sluice.protocol.frames import LinkMessageKind
@@ -159,3 +160,42 @@ def test_a_node_that_dies_lets_streams_go_that_only_waited_for_it(
     assert copier.do("use 1") != "0"
     copier.close()
     wait_for(lambda: all_given_back(first, second))
+
+
+@pytest.mark.parametrize("knows_ca", [True, False], ids=["linked", "by way of the client"])
+def test_where_data_ports_have_tls_the_link_has(
+    built: None, tmp_path: Path, knows_ca: bool
+) -> None:
+    """A server that cannot check another's certificate connects its workers to none.
+
+    A session's next connection has TLS, too, and so has the link's.
+    """
+    ca = PoolCa(tmp_path / "ca")
+
+    def tls(name: str) -> dict[str, object]:
+        pair = ca.issue(name)
+        own = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
+        return {**own, "data_ca_file": ca.file} if knows_ca else own
+
+    (tmp_path / "b").mkdir()
+    here = {"server": {"advertise_addr": "127.0.0.2"}, "server_tls": tls("node-a")}
+    with running(tmp_path, **here) as first, BreakingNetwork(first.data_port) as network:
+        there = {"server": {"node_name": "node-b"}, "server_tls": tls("node-b")}
+        second = ControlPlane(tmp_path / "b", pool_of=first, **there)
+        try:
+            second.start_server()
+            url = f"http://127.0.0.1:{first.rest_port}"
+            copier = Told(first, COPIER, SLUICE_CA=str(ca.file), SLUICE_CONTROLLER=url)
+            for _ in range(3):
+                for what in ("copy 0 1", "copy 1 0", "wait 0 1", "wait 1 0"):
+                    assert copier.do(what) == "0", what
+                network.cut()
+            # What has no end keeps no caller where the nodes' streams wait for each other.
+            if knows_ca:
+                assert copier.do("expect 0 1") == "0"
+            error = copier.close()
+            assert ("there is no link to the client's vGPU" in log_of(second)) == (not knows_ca)
+            assert ("certificate verify failed" in log_of(second)) == (not knows_ca), error
+            wait_for(lambda: all_given_back(first, second))
+        finally:
+            second.close()

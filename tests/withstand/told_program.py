@@ -16,12 +16,12 @@ from control_plane import ControlPlane
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-def start(plane: ControlPlane, *command: str | Path) -> subprocess.Popen[str]:
+def start(plane: ControlPlane, *command: str | Path, **more: str) -> subprocess.Popen[str]:
     """A program with a vGPU of each node."""
     wide = {"SLUICE_CHANNEL": "tcp", "SLUICE_VGPU": "2", "SLUICE_CROSS_NODE": "1"}
     return subprocess.Popen(
         command,
-        env=plane.program_environment(**wide, SLUICE_GMEM="256"),
+        env=plane.program_environment(**{**wide, "SLUICE_GMEM": "256", **more}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -32,8 +32,8 @@ def start(plane: ControlPlane, *command: str | Path) -> subprocess.Popen[str]:
 class Told:
     """It, once both of its devices are there."""
 
-    def __init__(self, plane: ControlPlane, program: str) -> None:
-        self.process = start(plane, sys.executable, PROGRAMS / program)
+    def __init__(self, plane: ControlPlane, program: str, **more: str) -> None:
+        self.process = start(plane, sys.executable, PROGRAMS / program, **more)
         if (said := self._read()) != "2":
             raise AssertionError(f"{program} said {said!r}: {self.close()}")
 
