@@ -40,6 +40,10 @@ NodeLink::NodeLink(Session& session, uint32_t peer, bool dials, std::function<bo
     : session_(session), peer_(peer), dials_(dials), ask_(std::move(ask)) {}
 
 NodeLink::~NodeLink() {
+  {
+    std::lock_guard lock(mutex_);
+    open_ = false;  // nobody is there to be told
+  }
   lose("the session is over");
   for (channel::Thread* thread : {&writer_, &reader_, &keeper_}) thread->join();
   if (words_) session_.driver.cuMemFreeHost(words_);
