@@ -91,6 +91,8 @@ TEST(Protocol, AnOpenReplyHasTheGoldenBytes) {
 TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
   const StreamRecord record{70000, kWantsAcknowledgement, 0x1122334455667788};
   EXPECT_EQ(digits_of(record), golden().at("stream_record"));
+  const LinkMessage message{LinkMessageKind::kData, 70000, 0x1122334455667788};
+  EXPECT_EQ(digits_of(message), golden().at("link_message"));
   ResumeSession asked{};
   asked.header = kHeader;
   asked.magic = kOpenMagic;
