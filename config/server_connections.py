@@ -81,7 +81,8 @@ class TlsSection(Section):
     )
     data_key_file: Path | None = Field(None, description="that certificate's key, PEM")
     data_ca_file: Path | None = Field(
-        None, description="the CA of other nodes' data ports, for relays to them (ca_file)"
+        None,
+        description="the CA of other nodes' data ports, for relays and links to them (ca_file)",
     )
 
     @property

@@ -157,8 +157,9 @@ class Server:
             code_cache=code_cache(section),
         )
         self._share_out(driver, starter)
+        ca_file = config.tls.data_ca_file or config.tls.ca_file
+        self._lifecycle.links.ca_file = ca_file
         if section.enable_relay:
-            ca_file = config.tls.data_ca_file or config.tls.ca_file
             self._lifecycle.relay_by(section.run_dir, ca_file)
         self._gpus = HostGpus(
             config, driver, libraries, self._workers, self._controller, self._lifecycle

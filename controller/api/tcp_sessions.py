@@ -10,6 +10,7 @@ where it stands, by the Idempotency-Key of its request, which nobody else knows.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from dataclasses import replace
 from typing import Annotated
@@ -34,11 +35,13 @@ from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, Mode, Session
 from sluice.controller.rpc.announcing import NODE_TRIES, NotTaken, announce
+from sluice.controller.rpc.messages import other_node_message
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.resources.problem_types import ProblemType
+from sluice.rpc import pool_pb2 as rpc
 
 HANGUP_POLL_SECONDS = 1.0
 HUNG_UP = "the client hung up"
@@ -120,14 +123,27 @@ class _Tickets:
         """Returns the key of each of its sessions, once their nodes expect it. Raises NotTaken."""
         keys = [secrets.token_hex(16) for _ in answer.sessions]
         links, seconds = self._service.links, self._seconds(answer)
+        others = self._others(answer)
         calls = (
-            announce(self._grant_service, links, answer.grant, session, key, seconds)
+            announce(
+                self._grant_service, links, answer.grant, session, key, seconds, others[session.id]
+            )
             for session, key in zip(answer.sessions, keys, strict=True)
         )
         results = await asyncio.gather(*calls, return_exceptions=True)
         for failed in filter(None, results):
             raise failed
         return keys
+
+    def _others(self, answer: Granted) -> dict[str, list[rpc.OtherNode]]:
+        """What each session's node is told of the others': each two of them have a key."""
+        others: dict[str, list[rpc.OtherNode]] = {session.id: [] for session in answer.sessions}
+        for one, other in itertools.combinations(answer.sessions, 2):
+            key = secrets.token_hex(32)
+            for here, there in ((one, other), (other, one)):
+                node = self._grant_service.pool.nodes[there.node]
+                others[here.id].append(other_node_message(answer.grant, there, node, key))
+        return others
 
     def _seconds(self, answer: Granted) -> int:
         # its client goes from node to node

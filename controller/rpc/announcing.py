@@ -9,12 +9,12 @@ ordered, and that what no node took is given back.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
 from sluice.controller.pool.model import Grant, Session
-from sluice.controller.rpc.messages import answer_message
+from sluice.controller.rpc.messages import answer_message, assignment_message
 from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
@@ -35,8 +35,12 @@ async def announce(
     session: Session,
     key: str,
     key_seconds: int,
+    others: Sequence[rpc.OtherNode] = (),
 ) -> None:
-    """Returns once the session's node expects whoever shows the key. Raises NotTaken."""
+    """Returns once the session's node expects whoever shows the key. Raises NotTaken.
+
+    `others`: the grant's other nodes, as this one is to know them.
+    """
     node = session.node
     try:
         # its end may have been ordered since it was made: nothing may come after that
@@ -44,7 +48,8 @@ async def announce(
             raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
-        await link.assign(grant, session, key, key_seconds, ASSIGN_SECONDS)
+        assignment = assignment_message(grant, session, key, key_seconds, others)
+        await link.assign(assignment, ASSIGN_SECONDS)
     except (OrderRefused, ServerSilent) as why:
         text = f"node {node} did not take session {session.id}: {why}"
         raise NotTaken(text) from None

@@ -7,7 +7,7 @@ Called by what speaks to servers: node_service, server_link, announcing, attachi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sluice.config.log_ids import request_id
@@ -139,8 +139,27 @@ def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
     ]
 
 
+def other_node_message(
+    grant: model.Grant, session: model.Session, node: model.Node, key: str
+) -> rpc.OtherNode:
+    """One of a grant's sessions, for another of its nodes: where its worker is reached, and how."""
+    first, *_ = grant.places_on(session.node)
+    return rpc.OtherNode(
+        first_vgpu=first,
+        session_id=session.id,
+        address=node.address,
+        port=node.port,
+        tls_name=node.name if node.data_tls else "",
+        key=key,
+    )
+
+
 def assignment_message(
-    grant: model.Grant, session: model.Session, key: str, key_seconds: int
+    grant: model.Grant,
+    session: model.Session,
+    key: str,
+    key_seconds: int,
+    others: Sequence[rpc.OtherNode] = (),
 ) -> rpc.Assignment:
     """A session for the server that is to expect it of whoever shows the key."""
     vgpus, chosen, first = grant.vgpus, session.chosen, 0
@@ -163,6 +182,7 @@ def assignment_message(
         relay=session.relay,
         all_vgpus=len(grant.vgpus) if grant.spans_nodes else 0,
         first_vgpu=first,
+        others=others,
         **_client_fields(session),
     )
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from sluice.config.log_ids import request_id
 from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
-from sluice.controller.pool.model import Grant, Session
-from sluice.controller.rpc.messages import assignment_message, vgpu_messages
+from sluice.controller.rpc.messages import vgpu_messages
 from sluice.rpc import pool_pb2 as rpc
 
 Answer = Any
@@ -110,11 +109,9 @@ class ServerLink:
 
     # calls
 
-    async def assign(
-        self, grant: Grant, session: Session, key: str, key_seconds: int, timeout: float
-    ) -> None:
+    async def assign(self, assignment: rpc.Assignment, timeout: float) -> None:
         """Gives the server a session to expect. Raises OrderRefused, ServerSilent."""
-        await self._call(ASSIGN, assignment_message(grant, session, key, key_seconds), timeout)
+        await self._call(ASSIGN, assignment, timeout)
 
     async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> str:
         """The end of a session's log. Raises OrderRefused, ServerSilent."""

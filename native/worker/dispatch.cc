@@ -77,6 +77,7 @@ DispatchTable make() {
   add_code_names_handlers(t);
   add_atomics_handlers(t);
   add_generated_handlers(t);
+  add_node_link_handlers(t);
   add_node_nvml_handlers(t);
   add_library_handlers(t);
   add_nccl_handlers(t);

@@ -93,6 +93,8 @@ class Endpoint {
   virtual std::atomic<uint64_t>* memory_used(uint32_t device) = 0;
   // For clients that share no such word. Those that do have nothing to be told.
   virtual void tell_library_memory(const wire::LibraryMemory& memory) = 0;
+  // A link to another node is over (node_link.h): copies to and from there go by way of the client.
+  virtual void tell_link_lost(uint32_t) {}
   virtual uint64_t bytes_in() const = 0;
   // Whether it goes over RDMA now, which was agreed when the record was published.
   virtual bool over_rdma() const { return false; }

@@ -9,6 +9,7 @@
 #include "channel/thread.h"
 #include "process/log.h"
 #include "worker/device_output.h"
+#include "worker/node_links.h"
 
 namespace sluice::worker {
 
@@ -66,6 +67,7 @@ void Executor::end(const process::End& why, uint32_t error) {
 // Sessions that run through one MPS server have one fate, and as long as one of them is there, no
 // other can begin.
 void Executor::fail(CUresult error) {
+  if (session_.links && is_sticky(error)) session_.links->fail();
   if (!session_.concurrent || !is_sticky(error)) return endpoint_.publish_error(error, false);
   end({EndCause::kConcurrentFault,
        "its GPU failed with " + session_.driver.error_text(error) +

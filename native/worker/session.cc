@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "worker/hex.h"
+#include "worker/node_links.h"
 #include "worker/session_record.h"
 #include "worker/shared_event.h"
 
@@ -14,7 +15,8 @@ Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPla
   events_of_others = std::make_unique<SharedEvents>(*this);
 }
 
-Session::~Session() = default;
+// Links end first: they speak of it to the client.
+Session::~Session() { links.reset(); }
 
 bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
   for (const auto& v : plan.vgpus) {

@@ -41,6 +41,7 @@
 namespace sluice::worker {
 
 class Broker;
+class NodeLinks;
 class SharedEvents;
 
 class Session {
@@ -91,6 +92,7 @@ class Session {
   std::unique_ptr<GrantLedger> ledger;    // where other sessions use the same vGPUs
   std::unique_ptr<TurnKeeper> turns;      // where the GPUs' time is divided
   Broker* broker = nullptr;               // the way to other sessions; the worker's own
+  std::unique_ptr<NodeLinks> links;       // where the client has vGPUs of other nodes, too
   bool concurrent = false;                // the GPUs are run through MPS
 
   // Memory through which data passes.

@@ -185,6 +185,10 @@ class TcpEndpoint : public Endpoint {
   void tell_library_memory(const wire::LibraryMemory& memory) override {
     reply(wire::kNoLane, 0, 0, std::as_bytes(std::span(&memory, 1)), {}, {});
   }
+  void tell_link_lost(uint32_t peer) override {
+    const uint64_t body = peer;
+    reply(wire::kNoLane, wire::kLinkLost, 0, std::as_bytes(std::span(&body, 1)), {}, {});
+  }
   uint64_t bytes_in() const override { return received_.load(std::memory_order_relaxed); }
   bool over_rdma() const override { return over_rdma_.load(std::memory_order_acquire); }
 

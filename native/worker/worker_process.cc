@@ -19,6 +19,7 @@
 #include "worker/gpus.h"
 #include "worker/library/charge.h"
 #include "worker/library/library.h"
+#include "worker/node_links.h"
 #include "worker/session_endpoint.h"
 #include "worker/session_status.h"
 #include "worker/shared_event.h"
@@ -162,6 +163,12 @@ bool WorkerProcess::open_session(Session& session, const process::Message& m, st
     session.turns = TurnKeeper::open(page, m.descriptor("turns_bell"), error);
     if (!session.turns) return false;
   }
+  if (session.plan.windows > 0)
+    session.links = std::make_unique<NodeLinks>(session, [this](uint32_t peer, uint32_t epoch) {
+      const std::string there = std::to_string(peer);
+      if (epoch == 0) return control_.send("link_over", {{"peer", there}});
+      return control_.send("link", {{"peer", there}, {"epoch", std::to_string(epoch)}});
+    });
   session.broker = &broker_;
   session.concurrent = options_.concurrent;
   return session.open(gpus_, error);
@@ -241,6 +248,26 @@ void WorkerProcess::resume(process::Message& m) {
   if (!started) process::log_error("another connection finds no thread to begin it");
 }
 
+// To another node's worker, or that there is none.
+void WorkerProcess::link(process::Message& m) {
+  uint64_t peer = 0, epoch = 0, over = 0;
+  m.number("peer", &peer);
+  m.number("epoch", &epoch);
+  m.number("over", &over);
+  std::string error;
+  const auto next = std::make_shared<std::unique_ptr<channel::ResumableStream::Connection>>();
+  if (m.verb == "link" && !(*next = open_connection(m, &error))) process::log_error(error);
+  NodeLink* const link = session_ && session_->links ? session_->links->at(peer) : nullptr;
+  if (!link) return;
+  const bool started = channel::start_detached("link", [=, why = m.text("message")] {
+    if (*next)
+      link->connected(static_cast<uint32_t>(epoch), std::move(*next));
+    else
+      link->refused(why, over != 0);
+  });
+  if (!started) process::log_error("a connection to another node finds no thread to begin it");
+}
+
 // A new server has to be told what the last one knew.
 void WorkerProcess::meet_again() {
   if (session_->ledger) control_.send("ledger", {}, session_->ledger->descriptor());
@@ -254,6 +281,7 @@ void WorkerProcess::meet_again() {
 void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
+  if (m.verb == "link" || m.verb == "no_link") return link(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
   const auto answer = [this] { control_.send("status", session_status(session_.get())); };

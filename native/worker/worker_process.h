@@ -40,6 +40,7 @@ class WorkerProcess {
   bool open_session(Session& session, const process::Message& message, std::string* error);
   void run_session();
   void resume(process::Message& message);
+  void link(process::Message& message);
   void meet_again();
   int how_long() const;  // until the next look at what says nothing by itself, in ms
   void watch_connection(pollfd* polled);

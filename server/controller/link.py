@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -68,6 +68,30 @@ class GrantedVgpu:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherNode:
+    """Another node that a session's client has vGPUs of; `first_vgpu` is the first of these."""
+
+    first_vgpu: int
+    session_id: str
+    address: str
+    port: int
+    tls_name: str  # "": its data port has no TLS
+    key: str = field(repr=False)  # hexadecimal; of the two sessions alone
+
+    @classmethod
+    def of(cls, message: rpc.OtherNode) -> OtherNode:
+        """As the controller told it."""
+        return cls(
+            message.first_vgpu,
+            message.session_id,
+            message.address,
+            message.port,
+            message.tls_name,
+            message.key,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LocalGrant:
     """What the controller granted to a client of this server."""
 
@@ -79,6 +103,7 @@ class LocalGrant:
     #: Where its client has vGPUs of other nodes, too: how many in all, and which is the first here.
     all_vgpus: int = 0
     first_vgpu: int = 0
+    others: tuple[OtherNode, ...] = ()
 
 
 class ControllerLink:

@@ -26,7 +26,7 @@ from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant
+from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant, OtherNode
 from sluice.server.listeners.accepting import Listener
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
 from sluice.server.listeners.resumption import Resumption, is_resumption, key_of, refusal_of
@@ -80,6 +80,7 @@ class Expected:
             vgpus=vgpus,
             all_vgpus=a.all_vgpus,
             first_vgpu=a.first_vgpu,
+            others=tuple(map(OtherNode.of, a.others)),
         )
         return SessionGrant(granted, self.part, a.project)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS 1.3 on the data port: the handshake is made here, the records by whoever gets the socket.
 
-Used by listeners.data_port. The node's key is read here and goes nowhere else: a worker, which has
-a hostile client at its other end, gets what is left of one handshake, the traffic secrets of its
-own session and the numbers of the next records. For that, records are read one by one, never beyond
-what is asked for, and the secrets are taken from OpenSSL's key log, written to memory that has no
-name. The certificate is read anew for each connection, so a renewed one needs no restart.
+Used by listeners.data_port, and on the client's side by sessions.node_links. The node's key is read
+here and goes nowhere else: a worker, which has a hostile client at its other end, gets what is left
+of one handshake, the traffic secrets of its own session and the numbers of the next records. For
+that, records are read one by one, never beyond what is asked for, and the secrets are taken from
+OpenSSL's key log, written to memory that has no name. The certificate is read anew for each
+connection, so a renewed one needs no restart.
 
 What a handshake costs (files, signatures, key exchange) is paid in a few threads, so that no flood
 of them holds up the event loop, which sends and receives. Each connection has one step there at a
@@ -31,6 +32,8 @@ _HEADER_BYTES = 5
 _MOST_RECORD_BYTES = (16 << 10) + 256
 _SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384")
 _TCP_ULP = 31
+#: In a key log, the secrets of what either side sends after the handshake.
+CLIENT_SECRET, SERVER_SECRET = "CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"
 #: OpenSSL lets Python go on meanwhile, so this many of the host's processors can be kept busy.
 HANDSHAKE_THREADS = 2
 
@@ -69,11 +72,19 @@ class PlainLine:
 class TlsLine:
     """A connection after its handshake, up to its first frame."""
 
-    def __init__(self, connected: socket.socket, shaken: _Handshake) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        tls: ssl.SSLObject,
+        bios: tuple[ssl.MemoryBIO, ssl.MemoryBIO],
+        secrets: tuple[str, str],
+    ) -> None:
+        """`bios` and traffic `secrets`: of what comes in, and of what goes out."""
         self._socket = connected
-        self._tls, self._secrets = shaken.tls, shaken.secrets
-        self._in, self._out = shaken.incoming, shaken.outgoing
-        self._records_in = 0
+        self._tls = tls
+        self._in, self._out = bios
+        self._secrets = secrets
+        self._records_in = self._records_out = 0
 
     async def read_exactly(self, count: int) -> bytes:
         """The next bytes, which have to end with a record: others are the worker's to open."""
@@ -92,7 +103,9 @@ class TlsLine:
     def seal(self, data: bytes) -> bytes:
         """What has to be sent for the client to read this."""
         self._tls.write(data)
-        return self._out.read()
+        sealed = self._out.read()
+        self._records_out += _records(sealed)
+        return sealed
 
     def rest(self) -> Mapping[str, str]:
         """What the worker has to know to go on; raises EOFError if it could not."""
@@ -101,10 +114,10 @@ class TlsLine:
         cipher = self._tls.cipher()
         return {
             "tls": cipher[0] if cipher else "",
-            "tls_in": self._secrets["CLIENT_TRAFFIC_SECRET_0"],
-            "tls_out": self._secrets["SERVER_TRAFFIC_SECRET_0"],
+            "tls_in": self._secrets[0],
+            "tls_out": self._secrets[1],
             "tls_in_sequence": str(self._records_in),
-            "tls_out_sequence": "0",
+            "tls_out_sequence": str(self._records_out),
         }
 
 
@@ -140,9 +153,7 @@ class _Handshake:
         cipher = self.tls.cipher()
         if cipher is None or cipher[0] not in _SUITES:
             raise ssl.SSLError(f"{cipher} is no cipher that workers have")
-        for line in os.pread(self._key_log, 1 << 16, 0).decode().splitlines():
-            if len(words := line.split()) == 3 and not line.startswith("#"):
-                self.secrets[words[0]] = words[2]
+        self.secrets = _secrets(self._key_log)
         self.done = True
 
     def first_step(self, record: bytes) -> None:
@@ -204,12 +215,65 @@ class DataTls:
                     raise
                 await _send(connected, handshake.outgoing)
                 if handshake.done:
-                    return TlsLine(connected, handshake)
+                    secrets = handshake.secrets[CLIENT_SECRET], handshake.secrets[SERVER_SECRET]
+                    bios = handshake.incoming, handshake.outgoing
+                    return TlsLine(connected, handshake.tls, bios, secrets)
                 record = await receive_record(connected)
                 step = self._threads.submit(handshake.step, record)
         finally:
             # where a client is given up while a thread is at its step, that one has it to the end
             step.add_done_callback(lambda _: handshake.close())
+
+
+async def greet(connected: socket.socket, name: str, ca_file: Path | None) -> TlsLine:
+    """Shakes hands with the data port of the node `name`, whose certificate is the CA's.
+
+    None: one of the system's. Raises ssl.SSLError, OSError, EOFError.
+    """
+    context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    key_log = os.memfd_create("data-tls")
+    try:
+        context.keylog_filename = f"/proc/self/fd/{key_log}"
+        tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await _send(connected, outgoing)
+                incoming.write(await receive_record(connected))
+            except ssl.SSLError:
+                await _send(connected, outgoing)  # the alert that tells why
+                raise
+        await _send(connected, outgoing)
+        cipher = tls.cipher()
+        if cipher is None or cipher[0] not in _SUITES:
+            raise ssl.SSLError(f"{cipher} is no cipher that workers have")
+        secrets = _secrets(key_log)
+    finally:
+        context.keylog_filename = None  # type: ignore[assignment]
+        os.close(key_log)
+    return TlsLine(
+        connected, tls, (incoming, outgoing), (secrets[SERVER_SECRET], secrets[CLIENT_SECRET])
+    )
+
+
+def _secrets(key_log: int) -> dict[str, str]:
+    """What OpenSSL has written there, by its names for it."""
+    lines = os.pread(key_log, 1 << 16, 0).decode().splitlines()
+    words = (line.split() for line in lines if not line.startswith("#"))
+    return {each[0]: each[2] for each in words if len(each) == 3}
+
+
+def _records(sealed: bytes) -> int:
+    """How many TLS records these bytes are."""
+    count = at = 0
+    while at < len(sealed):
+        at += _HEADER_BYTES + int.from_bytes(sealed[at + 3 : at + _HEADER_BYTES])
+        count += 1
+    return count
 
 
 def _context(cert_file: Path, key_file: Path) -> ssl.SSLContext:

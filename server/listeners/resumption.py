@@ -5,9 +5,10 @@ Used by listeners.data_port and guests.vsock. A client names its session and pro
 its key, which was derived from the one-time key that opened it and is never sent; this server
 proves the same. The socket then goes to the session's worker, which has kept what the client had
 not received (native/channel/resumable_stream.h). Nothing happens to the session's present
-connection before the proof has been given. The same proof ends a session whose client has ended,
-where only the server beside it can know that (sessions.farewell). docs/protocol.md, "When a
-connection breaks".
+connection before the proof has been given. The worker of another node that has vGPUs of the same
+client is let in the same way, by the key that the two nodes have (sessions.node_links). The same
+proof ends a session whose client has ended, where only the server beside it can know that
+(sessions.farewell). docs/protocol.md, "When a connection breaks", "Between nodes".
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def key_of(one_time_key: str, session_id: str) -> bytes:
 def proof(who: bytes, key: bytes, asked: frames.ResumeSession, nonce: bytes) -> bytes:
     """What shows that `who`, client or server, knows the session's key; 32 bytes."""
     what = struct.pack("<QII", asked.session_id, asked.epoch, asked.flags)
-    if asked.flags & ResumeFlags.SUBFLOW:
+    if asked.flags & (ResumeFlags.SUBFLOW | ResumeFlags.NODE_LINK):
         what += struct.pack("<I", asked.subflow)
     return hmac.digest(key, who + what + asked.nonce + nonce, "sha256")
 
@@ -107,7 +108,8 @@ class Resumption:
 
         asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
         session = self._sessions.get(f"{asked.session_id:016x}")
-        if session is None or not session.resume_key or not self._allowed(session):
+        secret = _key(session, asked) if session and self._allowed(session) else ""
+        if session is None or not secret:
             over = RefusalError(
                 CudaStatus.SYSTEM_NOT_READY,
                 f"session {asked.session_id:016x} is over, or was never here",
@@ -122,7 +124,7 @@ class Resumption:
                 CudaStatus.NOT_SUPPORTED,
                 f"subflow {asked.subflow}: [server] bulk_connections here is {self._subflows}",
             )
-        key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
+        key, nonce = bytes.fromhex(secret), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
         await send(_reply(0, asked, nonce=nonce, proof=ours))
         said = frames.ResumeProof.unpack(await self._line.read_exactly(PROOF_BYTES))
@@ -138,6 +140,10 @@ class Resumption:
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        if asked.flags & ResumeFlags.NODE_LINK:
+            fields["peer"] = str(asked.subflow)
+            session.worker.tell(Message("link", fields), [connected.fileno()])
+            return
         if is_subflow:
             fields["subflow"] = str(asked.subflow)
             session.worker.tell(Message("subflow", fields), [connected.fileno()])
@@ -146,6 +152,14 @@ class Resumption:
         text = "session %s: its client has another connection, epoch %d"
         who = session.requester.owner
         PEERS.info("resumed", who, text, session.id, asked.epoch)
+
+
+def _key(session: Session, asked: frames.ResumeSession) -> str:
+    """What whoever asks has to know, hexadecimal; "": nobody can have that."""
+    if not asked.flags & ResumeFlags.NODE_LINK:
+        return session.resume_key
+    keys = (other.key for other in session.others if other.first_vgpu == asked.subflow)
+    return next(keys, "")
 
 
 def _parse(frame: bytes) -> frames.ResumeSession:

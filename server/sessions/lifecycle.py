@@ -74,6 +74,7 @@ class SessionLifecycle:
         self.ledgers = self._registry.ledgers
         self.figures = self._registry.figures
         self.times = self._registry.times
+        self.links = self._registry.links
         self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None

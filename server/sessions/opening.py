@@ -261,6 +261,8 @@ def new_session(
         project=grant.project,
         relayed_to=relayed_to,
         resume_key=grant.resume_key,
+        first_vgpu=granted.first_vgpu,
+        others=granted.others,
     )
 
 

@@ -19,7 +19,7 @@ from sluice.protocol.frames import MAX_RATIO_PERCENT
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import GrantedVgpu
+from sluice.server.controller.link import GrantedVgpu, OtherNode
 from sluice.server.listeners.peers import PeerGone, open_process
 from sluice.server.sessions.logs import SessionLog
 from sluice.server.sessions.open_session import OpenSession
@@ -193,6 +193,9 @@ class Session:
     project: str = ""  # on whose account it goes
     relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
     resume_key: str = field(default="", repr=False)  # a secret: listeners.resumption
+    #: Where its client has vGPUs of other nodes, too: which is its first here, and those nodes.
+    first_vgpu: int = 0
+    others: tuple[OtherNode, ...] = ()
     way: RelayedWay | None = None  # of a relayed one that outlives its relay
     why: End | None = None  # it is to end, whichever process serves it just now
     #: Since when it has no connection to its client, or its relay none to its node, Unix time; 0:
@@ -268,6 +271,8 @@ class Session:
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,
+            "first_vgpu": self.first_vgpu,
+            "others": [asdict(other) for other in self.others],
             "way": self.way.to_record() if self.way else None,
         }
 
@@ -314,6 +319,8 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         project=record.get("project", ""),
         relayed_to=record.get("relayed_to", ""),
         resume_key=record.get("resume_key", ""),
+        first_vgpu=record.get("first_vgpu", 0),
+        others=tuple(OtherNode(**other) for other in record.get("others", ())),
         way=RelayedWay(**way) if (way := record.get("way")) else None,
     )
 

@@ -9,6 +9,7 @@ and that the controller hears of its begin and end.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from sluice.server.sessions.client_watch import forget_client, unwatch_client, w
 from sluice.server.sessions.code_cache import CodeCache, project_of
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
+from sluice.server.sessions.node_links import NodeLinks
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.sharing import Sharing
 from sluice.server.sessions.time_reports import TimeReports
@@ -54,6 +56,7 @@ class SessionRegistry:
         self.sessions: dict[str, Session] = {}
         self.sharing = Sharing()
         self.ledgers = GrantLedgers()
+        self.links = NodeLinks()
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
         self.figures.on_heard = self._hear_connection
@@ -83,6 +86,7 @@ class SessionRegistry:
         self.sessions[session.id] = session
         worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
         worker.on_code = lambda message, descriptor: self._code(session, message, descriptor)
+        worker.on_link = lambda message: self._link(session, message)
         self.sharing.join(session.id, session.sharing_domains(), worker)
         worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
         watch_client(session)
@@ -113,11 +117,24 @@ class SessionRegistry:
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
+        self.links.close()
         for session in self.sessions.values():
             unwatch_client(session)
             session.worker.let_go()
         if self.turns:
             self.turns.let_go()
+
+    def _link(self, session: Session, message: Message) -> None:
+        if message.verb == "link":
+            self.links.dial(session, message)
+            return
+        # whoever dials for it hears so at once, and its key is good for nothing
+        first = message.number("peer", -1)
+        session.others = tuple(o for o in session.others if o.first_vgpu != first)
+        try:
+            self.write(session)
+        except OSError as error:
+            session.log.write(f"its record cannot be written: {error}", logging.ERROR)
 
     def _hear_connection(self, session: Session, status: Message) -> None:
         """Its worker says whether its client has a connection; told on when that changes."""
@@ -160,6 +177,7 @@ class SessionRegistry:
         self.times.end(session.id)
         self.figures.end(session.id)
         self.sharing.leave(session.id)
+        self.links.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         if self.turns:
             self.turns.leave(session.id)

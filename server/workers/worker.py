@@ -70,6 +70,8 @@ class Worker:
         self.on_code: Callable[[Message, int], None] | None = None
         #: Of a relay: it has lost its connection, and another may follow.
         self.on_broken: Callable[[], None] | None = None
+        #: It wants a connection to another node's worker, or none any more.
+        self.on_link: Callable[[Message], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
         self._ledger = self._region = -1
@@ -309,6 +311,9 @@ class Worker:
         elif message.verb == "ready":
             self.devices = _devices(message)
             self.mark_ready()
+        elif message.verb in ("link", "link_over"):
+            if self.on_link:
+                self.on_link(message)
         elif message.verb == "broken":
             if self.on_broken:
                 self.on_broken()

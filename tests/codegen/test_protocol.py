@@ -63,6 +63,9 @@ STRUCTS: dict[str, Any] = {
     "stream_record": frames.StreamRecord(
         bytes=70000, flags=frames.StreamFlags.WANTS_ACKNOWLEDGEMENT, received=0x1122334455667788
     ),
+    "link_message": frames.LinkMessage(
+        kind=frames.LinkMessageKind.DATA, bytes=70000, transfer=0x1122334455667788
+    ),
     "resume_session": frames.ResumeSession(
         header=HEADER,
         magic=frames.OPEN_MAGIC,
@@ -117,7 +120,7 @@ STRUCTS: dict[str, Any] = {
         peers=6,
         peer_atomics=2,
         thread_bytes=512,
-        reserved=(11,),
+        node_links=11,
         peer_rank=bytes(range(100, 164)),
     ),
     "session_record": frames.SessionRecord(

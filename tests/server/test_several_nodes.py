@@ -98,6 +98,22 @@ def test_a_program_sees_two_devices_and_computes_on_both(
     wait_for(lambda: not first.grants())
 
 
+def test_streams_of_two_nodes_wait_for_one_another_and_copies_go_straight(
+    nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path
+) -> None:
+    """The program opens the gate that all of its work waits for only after all was asked for."""
+    first, second = nodes
+    program = build_programs("across_nodes") / "across_nodes"
+    told = environment(first, SLUICE_STATS="1", SLUICE_GMEM="256")
+    with start(tmp_path, program, **told) as process:
+        out, error = process.communicate(timeout=120)
+    assert out == (PROGRAMS / "expected" / "across_nodes.out").read_text(), error
+    assert "asynchronous commands of NodeSend" in error
+    assert "round trips of EventSynchronize" not in error
+    assert "not connected to each other" not in error
+    wait_for(lambda: clean(first, second))
+
+
 class Holder:
     """A process with a device of each node."""
 

@@ -83,6 +83,8 @@ class Channel {
   virtual std::atomic<uint64_t>* memory_used(uint32_t) { return nullptr; }
   std::function<void(const wire::LibraryMemory&)>
       on_library_memory;  // set before the first command
+  // A node's worker says that its link to the node of this device is over. Set at the same time.
+  std::function<void(uint32_t node, uint64_t device)> on_link_lost;
   // Data that one command may carry.
   virtual size_t inline_limit() const = 0;
   virtual uint32_t lane_count() const = 0;

@@ -11,7 +11,7 @@
 
 namespace sluice::client {
 
-uint32_t Session::context_of(const Device& device) { return device.index + 1; }
+uint32_t Session::context_of(const Device& device) { return device.context(); }
 
 CUresult Session::lose(uint32_t context) {
   if (const uint32_t error = channel_->node_error(context)) return static_cast<CUresult>(error);

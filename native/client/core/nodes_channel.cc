@@ -26,7 +26,34 @@ std::unique_ptr<Channel> NodesChannel::join(std::vector<Node> nodes, std::string
   return nullptr;
 }
 
-// One record of all nodes', in which a device's peers are of its own node.
+namespace {
+
+bool overlap(const wire::DeviceRecord& a, const wire::DeviceRecord& b) {
+  return a.window_begin < b.window_begin + b.window_bytes &&
+         b.window_begin < a.window_begin + a.window_bytes;
+}
+
+// What holds for all nodes, from what held for those before and what one more says.
+void take_in(wire::SessionRecord* whole, const wire::SessionRecord& node) {
+  whole->driver_version = std::min(whole->driver_version, node.driver_version);
+  whole->keeps_code = std::min(whole->keeps_code, node.keeps_code);
+  whole->shares_memory = std::max(whole->shares_memory, node.shares_memory);
+}
+
+// A node's device as the session's, of which its node's first is the device `first`: its peers are
+// those of its own node.
+wire::DeviceRecord renumbered(wire::DeviceRecord device, uint32_t first) {
+  const wire::DeviceRecord said = device;
+  device.peers = first < 64 ? said.peers << first : 0;
+  device.peer_atomics = first < 64 ? said.peer_atomics << first : 0;
+  std::memset(device.peer_rank, 0, sizeof device.peer_rank);
+  std::memcpy(device.peer_rank + first, said.peer_rank, sizeof device.peer_rank - first);
+  return device;
+}
+
+}  // namespace
+
+// One record of all nodes'.
 bool NodesChannel::take_records(std::string* error) {
   wire::SessionRecord whole{};
   std::vector<wire::DeviceRecord> devices;
@@ -36,62 +63,68 @@ bool NodesChannel::take_records(std::string* error) {
       *error = "node " + nodes_[n].name + ": " + *error;
       return false;
     }
-    const wire::SessionRecord& s = record.session;
+    if (n == 0) whole = record.session;
+    take_in(&whole, record.session);
+    if (!fits(n, record, whole, devices, error)) return false;
     const auto first = static_cast<uint32_t>(devices.size());
-    if (first + record.devices.size() > wire::kMaxDevices) {
-      *error = "the nodes have more than " + std::to_string(wire::kMaxDevices) + " vGPUs together";
-      return false;
-    }
-    if (n != 0 && s.software_gpu != whole.software_gpu) {
-      *error = "node " + nodes_[n].name + " has " + (s.software_gpu ? "the software GPU" : "GPUs") +
-               ", and node " + nodes_[0].name + " has not: ask for one model of GPU";
-      return false;
-    }
-    if (n == 0) {
-      whole = s;
-    } else {
-      whole.driver_version = std::min(whole.driver_version, s.driver_version);
-      whole.keeps_code = std::min(whole.keeps_code, s.keeps_code);
-      whole.shares_memory = std::max(whole.shares_memory, s.shares_memory);
-    }
+    listen_to(n, first, static_cast<uint32_t>(record.devices.size()));
     for (uint32_t d = 0; d < record.devices.size(); ++d) {
-      wire::DeviceRecord device = record.devices[d];
-      const auto overlaps = [&](const wire::DeviceRecord& other) {
-        return device.window_begin < other.window_begin + other.window_bytes &&
-               other.window_begin < device.window_begin + device.window_bytes;
-      };
-      if (std::any_of(devices.begin(), devices.begin() + first, overlaps)) {
+      devices.push_back(renumbered(record.devices[d], first));
+      places_.push_back({n, d});
+    }
+  }
+  whole.device_count = static_cast<uint32_t>(devices.size());
+  write_reply(whole, devices);
+  return true;
+}
+
+// Whether a node can be one session with those before it.
+bool NodesChannel::fits(uint32_t n, const SessionRecord& record, const wire::SessionRecord& whole,
+                        std::span<const wire::DeviceRecord> before, std::string* error) const {
+  if (before.size() + record.devices.size() > wire::kMaxDevices) {
+    *error = "the nodes have more than " + std::to_string(wire::kMaxDevices) + " vGPUs together";
+    return false;
+  }
+  if (record.session.software_gpu != whole.software_gpu) {
+    *error = "node " + nodes_[n].name + " has " +
+             (record.session.software_gpu ? "the software GPU" : "GPUs") + ", and node " +
+             nodes_[0].name + " has not: ask for one model of GPU";
+    return false;
+  }
+  for (const wire::DeviceRecord& device : record.devices)
+    for (const wire::DeviceRecord& other : before)
+      if (overlap(device, other)) {
         *error = "node " + nodes_[n].name +
                  " gives its vGPU addresses that another node's has: bring its sluice-server to "
                  "this release";
         return false;
       }
-      device.peers = first < 64 ? device.peers << first : 0;
-      device.peer_atomics = first < 64 ? device.peer_atomics << first : 0;
-      std::memset(device.peer_rank, 0, sizeof device.peer_rank);
-      std::memcpy(device.peer_rank + first, record.devices[d].peer_rank,
-                  sizeof device.peer_rank - first);
-      devices.push_back(device);
-      places_.push_back({n, d});
-    }
-    const auto count = static_cast<uint32_t>(record.devices.size());
-    nodes_[n].channel->on_library_memory = [this, first, count](const wire::LibraryMemory& m) {
-      if (m.device >= count) return;  // a node speaks of its own
-      wire::LibraryMemory ours = m;
-      ours.device += first;
-      if (on_library_memory) on_library_memory(ours);
-    };
-  }
-  whole.device_count = static_cast<uint32_t>(devices.size());
+  return true;
+}
+
+// A node speaks of its own devices, `count` from the session's `first` on.
+void NodesChannel::listen_to(uint32_t n, uint32_t first, uint32_t count) {
+  nodes_[n].channel->on_link_lost = [this, n](uint32_t, uint64_t peer) {
+    if (on_link_lost) on_link_lost(n, peer);
+  };
+  nodes_[n].channel->on_library_memory = [this, first, count](const wire::LibraryMemory& m) {
+    if (m.device >= count) return;
+    wire::LibraryMemory ours = m;
+    ours.device += first;
+    if (on_library_memory) on_library_memory(ours);
+  };
+}
+
+// As a node would have opened a session with all of these.
+void NodesChannel::write_reply(wire::SessionRecord whole,
+                               std::span<const wire::DeviceRecord> devices) {
   whole.device_bytes = sizeof(wire::DeviceRecord);
-  whole.record_bytes =
-      static_cast<uint32_t>(sizeof whole + devices.size() * sizeof(wire::DeviceRecord));
+  whole.record_bytes = static_cast<uint32_t>(sizeof whole + devices.size_bytes());
   open_reply_.resize(sizeof(wire::OpenReply) + whole.record_bytes);
   std::byte* at = open_reply_.data();
   std::memcpy(at, nodes_[0].channel->open_reply().data(), sizeof(wire::OpenReply));
   std::memcpy(at += sizeof(wire::OpenReply), &whole, sizeof whole);
-  std::memcpy(at + sizeof whole, devices.data(), devices.size() * sizeof(wire::DeviceRecord));
-  return true;
+  std::memcpy(at + sizeof whole, devices.data(), devices.size_bytes());
 }
 
 std::byte* NodesChannel::reserve(size_t n) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/core/channel.h"
+#include "client/core/session_record.h"
 
 namespace sluice::client {
 
@@ -57,6 +58,10 @@ class NodesChannel : public Channel {
 
   NodesChannel() = default;
   bool take_records(std::string* error);
+  bool fits(uint32_t n, const SessionRecord& record, const wire::SessionRecord& whole,
+            std::span<const wire::DeviceRecord> before, std::string* error) const;
+  void listen_to(uint32_t n, uint32_t first, uint32_t count);
+  void write_reply(wire::SessionRecord whole, std::span<const wire::DeviceRecord> devices);
   // The reserved frame, made its node's own.
   Channel& address(bool answered);
   // 0, or the CUresult for every call about the node.

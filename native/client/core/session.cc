@@ -124,6 +124,9 @@ bool Session::open_devices(std::string* error) {
   channel_->on_library_memory = [this](const wire::LibraryMemory& m) {
     if (m.device < devices_.size()) devices_[m.device]->memory.note_libraries(m.order, m.bytes);
   };
+  channel_->on_link_lost = [this](uint32_t node, uint64_t peer) {
+    if (peer < devices_.size()) node_links.lost(node, devices_[peer]->place.node);
+  };
   return true;
 }
 

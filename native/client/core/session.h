@@ -25,6 +25,7 @@
 #include "client/core/imported_pool.h"
 #include "client/core/marks.h"
 #include "client/core/module_globals.h"
+#include "client/core/node_links.h"
 #include "client/core/shared_memory.h"
 #include "client/core/statistics.h"
 #include "client/core/sync_memops.h"
@@ -168,6 +169,7 @@ class Session {
   Fences fences{*this};
   ImportedPools imported_pools{*this};
   ModuleGlobals module_globals;
+  NodeLinks node_links{*this};
   SharedMemory shared_memory{*this};
   SyncMemops sync_memops;
   VirtualMemory virtual_memory{*this};

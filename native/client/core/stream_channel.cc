@@ -248,6 +248,13 @@ bool StreamChannel::read_frame() {
   if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes)
     return false;
   const size_t bytes = h.size - sizeof h;
+  if (h.lane == wire::kNoLane && h.context == 0 && h.sequence == wire::kLinkLost) {
+    uint64_t peer = 0;
+    if (bytes != sizeof peer || !read_exact(reinterpret_cast<std::byte*>(&peer), bytes))
+      return false;
+    if (on_link_lost) on_link_lost(0, peer);
+    return true;
+  }
   if (h.lane == wire::kNoLane && h.context == 0) {
     wire::LibraryMemory memory;
     if (bytes != sizeof memory || !read_exact(reinterpret_cast<std::byte*>(&memory), bytes))

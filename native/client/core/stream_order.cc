@@ -31,11 +31,11 @@ void DeviceOrder::probe(Stream* stream) {
   stream->probe_work = session_.work().point(*stream).work;
   stream->probe_value = marks.next(stream->probe);
   session_.post(wire::kMark, wire::Mark{stream->wire_id, stream->probe, 0, stream->probe_value}, {},
-                nullptr, device_.index + 1);
+                nullptr, device_.context());
 }
 
 bool DeviceOrder::follow(Stream* later, Stream* earlier) {
-  const uint32_t context = device_.index + 1;
+  const uint32_t context = device_.context();
   if (session_.captures.any()) return false;  // as what is recorded might be a capture
   if (!event_) {
     Event* made = session_.events.create(&event_);

@@ -20,12 +20,15 @@ namespace {
 // Of a copy from node to node, by way of this process.
 constexpr uint64_t kPieceBytes = 16 << 20;
 
-// The stream of a device for what other nodes' streams want done on it.
+// A stream of a device for what other nodes' streams want done on it: one of a few, so that what
+// waits there seldom waits for another's. Whoever is before it was sent before, so waiting for that
+// takes longer and is no circle.
 CUresult crossing_stream(Session* s, Device* d, Stream** stream) {
   static std::mutex making;
   std::lock_guard lock(making);
-  if (d->crossing && (*stream = s->streams.find(d->crossing))) return CUDA_SUCCESS;
-  return mint_stream(s, d, CU_STREAM_NON_BLOCKING, 0, &d->crossing, stream);
+  uint64_t& id = d->crossing[d->crossings++ % d->crossing.size()];
+  if (id && (*stream = s->streams.find(id))) return CUDA_SUCCESS;
+  return mint_stream(s, d, CU_STREAM_NON_BLOCKING, 0, &id, stream);
 }
 
 Device* device_of(Session* s, const Stream* stream, bool is_device, uint64_t address) {
@@ -70,14 +73,68 @@ CUresult relay(Session* s, Stream* reading, const DeviceSide& from, Stream* writ
   return read != CUDA_SUCCESS ? read : written;
 }
 
+// The two ends of a transfer, each to its node; `work` is what the receiver's device is given.
+CUresult send_pair(Session* s, const Stream* sending, wire::NodeTransfer sends, Stream* sends_work,
+                   Stream* receiving, wire::NodeTransfer receives) {
+  const Device &from = *sending->device, &to = *receiving->device;
+  const NodeLinks::Pairing pair(s->node_links);
+  sends.transfer = receives.transfer = pair.transfer;
+  sends.peer = s->node_links.peer(to);
+  receives.peer = s->node_links.peer(from);
+  sends.stream = sending->wire_id;
+  receives.stream = receiving->wire_id;
+  if (const CUresult e = s->post(wire::kNodeSend, sends, {}, sends_work, from.context());
+      e != CUDA_SUCCESS)
+    return e;
+  return s->post(wire::kNodeReceive, receives, {}, receiving, to.context());
+}
+
+// The stream of the end that the program's own stream is not of. In the legacy stream a copy comes
+// behind whatever either device was given, and before what either gets then.
+CUresult other_end(Session* s, Stream* stream, Device* d, Stream** where) {
+  if (stream->wire_id != 0) return crossing_stream(s, d, where);
+  *where = &d->legacy;
+  return CUDA_SUCCESS;
+}
+
+// From one node's memory to another's, straight, where the stream is of either. Nobody waits.
+// Nothing: it is no such copy, or the nodes have no link.
+std::optional<CUresult> copy_by_link(Session* s, Stream* stream, Device* target, uint64_t to,
+                                     uint64_t to_pitch, Device* source, uint64_t from,
+                                     uint64_t from_pitch, Rect r) {
+  const uint32_t here = stream->device->place.node;
+  const bool sends = source->place.node == here, receives = target->place.node == here;
+  if (sends == receives || !s->node_links.between(*source, *target)) return {};
+  Stream* other;
+  if (const CUresult e = other_end(s, stream, sends ? target : source, &other); e != CUDA_SUCCESS)
+    return e;
+  Stream *const sending = sends ? stream : other, *const receiving = sends ? other : stream;
+  note_use(s, sending, from);
+  note_use(s, receiving, to);
+  wire::NodeTransfer end{};
+  end.width = r.width, end.rows = r.rows;
+  end.whole_device = stream->wire_id == 0;
+  wire::NodeTransfer reads = end, writes = end;
+  reads.address = from, reads.pitch = from_pitch;
+  writes.address = to, writes.pitch = to_pitch;
+  return send_pair(s, sending, reads, sending, receiving, writes);
+}
+
 }  // namespace
 
-CUresult wait_for_other_node(Session* s, const Stream* stream, CUevent handle, Event* event) {
+CUresult wait_for_other_node(Session* s, Stream* stream, CUevent handle, Event* event) {
   if (stream->capture || event->captured) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const wire::EventId id{reinterpret_cast<uint64_t>(handle)};
   if (event->shared) return s->ask(*event->device, wire::kSharedEventSynchronize, id);
   if (event->value == 0) return CUDA_SUCCESS;
   if (!event->in_graph && s->work().idle(*event->device)) return CUDA_SUCCESS;  // it is done
+  if (s->node_links.between(*event->device, *stream->device)) {
+    Stream* tells;
+    if (const CUresult e = crossing_stream(s, event->device, &tells); e != CUDA_SUCCESS) return e;
+    wire::NodeTransfer sends{};
+    sends.event = id.event;
+    return send_pair(s, tells, sends, nullptr, stream, {});
+  }
   const CUresult e = s->ask(*event->device, wire::kEventSynchronize, id);
   if (e == CUDA_SUCCESS && !event->in_graph)
     s->work().note_done(*event->device, event->stream, event->work);
@@ -92,6 +149,10 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
   Device* source = device_of(s, stream, from_device, from);
   if (target->place.node == here && source->place.node == here) return {};
   if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (to_device && from_device)
+    if (const auto straight =
+            copy_by_link(s, stream, target, to, to_pitch, source, from, from_pitch, r))
+      return *straight;
   Stream *reading, *writing;
   if (const CUresult e = own_or_crossing(s, stream, source, &reading); e != CUDA_SUCCESS) return e;
   if (const CUresult e = own_or_crossing(s, stream, target, &writing); e != CUDA_SUCCESS) return e;

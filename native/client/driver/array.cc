@@ -58,13 +58,13 @@ CUresult tell(Session* s, Device* d, uint64_t id, const wire::ArrayShape& a, boo
   c.width = a.width, c.height = a.height, c.depth = a.depth;
   c.format = a.format, c.channels = a.channels, c.flags = a.flags;
   c.levels = mipmapped ? a.levels : 0;
-  const Question question{wire::kSluiceArrayCreate, d->index + 1, c};  // without the id
+  const Question question{wire::kSluiceArrayCreate, d->context(), c};  // without the id
   c.id = id;
   uint64_t epoch, taken = 0;
   if (s->answers.find(AnswerCache::kForEver, question, &taken, &epoch))
-    return s->post(wire::kSluiceArrayCreate, c, {}, nullptr, d->index + 1);
+    return s->post(wire::kSluiceArrayCreate, c, {}, nullptr, d->context());
   const CUresult e =
-      s->exchange(wire::kSluiceArrayCreate, c, {}, {}, nullptr, nullptr, d->index + 1);
+      s->exchange(wire::kSluiceArrayCreate, c, {}, {}, nullptr, nullptr, d->context());
   if (e == CUDA_SUCCESS) s->answers.keep(AnswerCache::kForEver, question, uint64_t{1}, epoch);
   return e;
 }
@@ -114,7 +114,7 @@ CUresult end(Session* s, Device* d, HandleTable<T>& table, uint64_t id) {
   if (!table.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
   for (const uint64_t level : levels) s->arrays.retire(level);
   const CUresult e =
-      s->post(wire::kSluiceArrayDestroy, wire::SluiceArrayDestroy{id}, {}, nullptr, d->index + 1);
+      s->post(wire::kSluiceArrayDestroy, wire::SluiceArrayDestroy{id}, {}, nullptr, d->context());
   d->memory.refund(d->array_charges.remove(bytes));
   for (const uint64_t level : levels) s->arrays.recycle(level);
   table.recycle(id);
@@ -239,7 +239,7 @@ CUresult cuMipmappedArrayGetLevel(CUarray* level_array, CUmipmappedArray array,
     made->mipmapped = id;
     const CUresult e =
         s->post(wire::kSluiceArrayLevel, wire::SluiceArrayLevel{made_id, id, level, {}}, {},
-                nullptr, m->device->index + 1);
+                nullptr, m->device->context());
     if (e != CUDA_SUCCESS) {
       s->arrays.destroy(made_id);
       return e;

@@ -110,7 +110,7 @@ CUresult within_device(Session* s, Stream* stream, const CopyEnd& to, const Copy
   else
     c.fromAddress = from.memory_at(0), c.fromPitch = from.pitch, c.fromHeight = from.height;
   c.width = box.width, c.rows = box.rows, c.slices = box.slices;
-  return s->post(wire::kSluiceCopyArrays, c, {}, stream, stream->device->index + 1);
+  return s->post(wire::kSluiceCopyArrays, c, {}, stream, stream->device->context());
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ CUresult set(Session* s, Stream* stream, CUlaunchAttributeID id,
   }
   // How a thread waits that is not there: it is the client's that waits.
   if (id == CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY) return CUDA_SUCCESS;
-  return s->post(wire::kStreamAttribute, m, {}, nullptr, context_of(stream->device));
+  return s->post(wire::kStreamAttribute, m, {}, nullptr, stream->device->context());
 }
 
 // Of a kernel's node.
@@ -111,7 +111,7 @@ CUresult node_attribute(CUgraphNode handle, CUlaunchAttributeID id,
   std::span<std::byte> sink;
   if (answer) sink = {reinterpret_cast<std::byte*>(answer), sizeof *answer};
   return s->exchange(wire::kGraphNodeAttribute, m, {}, sink, nullptr, nullptr,
-                     context_of(graph->device));
+                     graph->device->context());
 }
 
 }  // namespace
@@ -192,7 +192,7 @@ CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle) {
   to->priority = from->priority;
   return s->post(wire::kCuStreamCopyAttributes,
                  wire::CuStreamCopyAttributes{to->wire_id, from->wire_id}, {}, nullptr,
-                 context_of(to->device));
+                 to->device->context());
 }
 
 CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID id,

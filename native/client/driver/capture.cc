@@ -41,7 +41,7 @@ CUresult begin(CUstream handle, CUgraph graph_handle, const CUgraphNode* after,
     return e;
   }
   const wire::CaptureBegin m{stream->wire_id, id, existing, static_cast<uint32_t>(edges.size())};
-  return s->post(wire::kCaptureBegin, m, bytes_of(edges), nullptr, context_of(stream->device));
+  return s->post(wire::kCaptureBegin, m, bytes_of(edges), nullptr, stream->device->context());
 }
 
 // What was given out by cuStreamGetCaptureInfo: good until the thread asks again.
@@ -54,7 +54,7 @@ CUresult tell_dependencies(Session* s, const Stream* stream, const Capture& capt
   std::vector<wire::GraphEdge> list;
   const CUresult e =
       fetch_list(s, wire::kCaptureInfo, wire::CaptureInfo{stream->wire_id, capture.graph, 0, 0},
-                 context_of(stream->device), &list);
+                 stream->device->context(), &list);
   if (e != CUDA_SUCCESS) return e;
   Graph* graph = s->graphs.find(capture.graph);
   if (!graph) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -101,7 +101,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   if (ended != CUDA_SUCCESS && ended != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return ended;
   CUresult e = s->exchange(wire::kCaptureEnd,
                            wire::CaptureEnd{stream->wire_id, capture.graph, capture.invalidated, 0},
-                           {}, {}, nullptr, nullptr, context_of(stream->device));
+                           {}, {}, nullptr, nullptr, stream->device->context());
   if (capture.invalidated) e = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (ended != CUDA_SUCCESS) e = ended;
   if (e == CUDA_SUCCESS && graph)
@@ -170,7 +170,7 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode* node
                               flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES,
                               static_cast<uint32_t>(edges.size())};
   return s->exchange(wire::kCaptureUpdate, m, bytes_of(edges), {}, nullptr, nullptr,
-                     context_of(stream->device));
+                     stream->device->context());
 }
 CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode* nodes, size_t count,
                                            unsigned int flags) {
@@ -195,7 +195,7 @@ CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned int count,
   if (flags != 0 || !pack_operations(s, operations, count, &packed, stream->device))
     return CUDA_ERROR_INVALID_VALUE;
   return s->post(wire::kStreamMemOps, wire::StreamMemOps{stream->wire_id, count, 0},
-                 std::as_bytes(std::span(packed)), stream, context_of(stream->device));
+                 std::as_bytes(std::span(packed)), stream, stream->device->context());
 }
 
 }  // extern "C"

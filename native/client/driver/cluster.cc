@@ -35,7 +35,7 @@ CUresult occupancy(int* count, CUfunction function, const CUlaunchConfig* c, uns
     request.clusterY = a.value.clusterDim.y;
     request.clusterZ = a.value.clusterDim.z;
   }
-  const uint32_t context = stream->device->index + 1;
+  const uint32_t context = stream->device->context();
   const Question question{wire::kSluiceOccupancyOfClusters, context, request};
   wire::SluiceOccupancyOfClustersReply reply{};
   uint64_t epoch;

@@ -25,7 +25,7 @@ CUresult names_of(Session* s, const Device* d, wire::CodeKind kind, uint64_t cod
     r.first = static_cast<uint32_t>(names->size());
     size_t got = 0;
     const CUresult e =
-        s->exchange(wire::kSluiceCodeNames, r, {}, sink, &got, nullptr, d->index + 1);
+        s->exchange(wire::kSluiceCodeNames, r, {}, sink, &got, nullptr, d->context());
     if (e != CUDA_SUCCESS) return e;
     got = std::min(got, sink.size());
     wire::CodeNames head{};

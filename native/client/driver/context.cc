@@ -295,7 +295,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   wire::CuCtxSetLimit r{};
   r.limit = static_cast<uint32_t>(limit);
   r.value = value;
-  const CUresult e = s->exchange(wire::kCuCtxSetLimit, r, {}, {}, nullptr, nullptr, d->index + 1);
+  const CUresult e = s->exchange(wire::kCuCtxSetLimit, r, {}, {}, nullptr, nullptr, d->context());
   // The node keeps as much for each thread from here on, be it more or less than before.
   if (e == CUDA_SUCCESS && limit == CU_LIMIT_STACK_SIZE && d->record.thread_bytes)
     d->thread_bytes = std::max<uint64_t>(value, d->record.thread_bytes);

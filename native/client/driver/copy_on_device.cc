@@ -20,7 +20,7 @@ CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   note_use(s, stream, to);
   note_use(s, stream, from);
-  const uint32_t context = stream->device->index + 1;
+  const uint32_t context = stream->device->context();
   const wire::CopyOnDevice c{stream->wire_id, to,     to_pitch, from, from_pitch,
                              r.width,         r.rows, wait,     0};
   if (!wait) return s->post(wire::kCopyOnDevice, c, {}, stream, context);

@@ -24,7 +24,7 @@ namespace {
 
 CUresult post_to_device(Session* s, const Session::Work& work, const CopyToDevice& c,
                         const DeviceSide& to, std::span<const std::byte> data = {}) {
-  const uint32_t context = context_of(work.stream);
+  const uint32_t context = work.stream->device->context();
   if (!to.array) return s->post(wire::kCopyToDevice, c, data, work, context);
   return s->post(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), data, work,
                  context);
@@ -35,7 +35,7 @@ Session::Work unseen(Stream* stream) { return {stream, false}; }
 
 CUresult exchange_to_device(Session* s, Stream* stream, const CopyToDevice& c,
                             const DeviceSide& to) {
-  const uint32_t context = context_of(stream);
+  const uint32_t context = stream->device->context();
   if (!to.array) return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
   return s->exchange(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), {}, {},
                      nullptr, stream, context);
@@ -67,7 +67,7 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
     return post_to_device(s, unseen(stream), c, there, {at, piece.width * piece.rows});
   });
-  if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(context_of(stream));
+  if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(stream->device->context());
   return e;
 }
 

@@ -28,9 +28,9 @@ constexpr uint64_t kReplyPiece = 4 << 20;  // of a copy to the host over a netwo
 constexpr size_t kLaneBody = channel::kLaneBytes - 16;
 
 CUresult post_to_host(Session* s, Stream* stream, const CopyToHost& c, const DeviceSide& from) {
-  if (!from.array) return s->post(wire::kCopyToHost, c, {}, stream, context_of(stream));
+  if (!from.array) return s->post(wire::kCopyToHost, c, {}, stream, stream->device->context());
   return s->post(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from), {},
-                 stream, context_of(stream));
+                 stream, stream->device->context());
 }
 
 // `work`: nullptr when the device is known to be done with it when the answer is here.
@@ -39,7 +39,7 @@ CUresult begin_to_host(Session* s, Session::Exchange* exchange, const Stream* st
                        Stream* work) {
   const auto begin = [&](uint16_t function, const auto& body) {
     return s->begin_exchange(exchange, function, &body, sizeof body, {}, sink, work,
-                             context_of(stream));
+                             stream->device->context());
   };
   if (!from.array) return begin(wire::kCopyToHost, c);
   return begin(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from));

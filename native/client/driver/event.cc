@@ -66,7 +66,7 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   if (flags & CU_EVENT_INTERPROCESS) {
     made->shared = true;
     const CUresult e = s->exchange(wire::kSharedEventCreate, wire::EventId{id}, {}, {}, nullptr,
-                                   nullptr, d->index + 1);
+                                   nullptr, d->context());
     if (e != CUDA_SUCCESS)
       s->events.destroy(id);
     else
@@ -75,14 +75,14 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   }
   made->mark = s->marks() ? s->marks().take(true) : wire::kNoMark;
   *event = reinterpret_cast<CUevent>(id);
-  return s->post(wire::kEventCreate, wire::EventCreate{id, flags, 0}, {}, nullptr, d->index + 1);
+  return s->post(wire::kEventCreate, wire::EventCreate{id, flags, 0}, {}, nullptr, d->context());
 }
 
 CUresult cuEventDestroy_v2(CUevent handle) {
   Session* s;
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
-  const uint32_t mark = event->mark, context = event->device->index + 1;
+  const uint32_t mark = event->mark, context = event->device->context();
   const uint16_t destroy = event->shared ? wire::kSharedEventDestroy : wire::kEventDestroy;
   if (!s->events.retire(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
   s->marks().give_back(mark);
@@ -103,7 +103,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (event->shared) {
     if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return s->post(wire::kSharedEventRecord, wire::SharedEventUse{as_id(handle), stream->wire_id},
-                   {}, stream, d->index + 1);
+                   {}, stream, d->context());
   }
   if (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   uint64_t captured;
@@ -118,7 +118,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
       event->captured = captured;
     return s->post(wire::kEventRecord,
                    wire::EventRecord{as_id(handle), stream->wire_id, wire::kNoMark, flags, 0}, {},
-                   nullptr, d->index + 1);
+                   nullptr, d->context());
   }
   event->captured = 0;
   if (event->stream != stream && event->mark != wire::kNoMark && event->value != 0 &&
@@ -133,7 +133,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   return s->post(
       wire::kEventRecord,
       wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},
-      nullptr, d->index + 1);
+      nullptr, d->context());
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -163,7 +163,7 @@ CUresult cuEventSynchronize(CUevent handle) {
   if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
   if (event->shared)
     return s->exchange(wire::kSharedEventSynchronize, wire::EventId{as_id(handle)}, {}, {}, nullptr,
-                       nullptr, event->device->index + 1);
+                       nullptr, event->device->context());
   if (event->value == 0) return CUDA_SUCCESS;
   const CUresult e = event->mark != wire::kNoMark ? wait_mark(s, event->mark, event->value)
                                                   : s->ask(*event->device, wire::kEventSynchronize,

@@ -39,7 +39,7 @@ CUresult set_attribute(Session* s, Device* d, const void* handle, Function* f, i
     // The others can be refused for reasons that only the driver knows, so it is asked.
     const CUresult e = s->exchange(wire::kFunctionSet,
                                    wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
-                                   {}, {}, nullptr, nullptr, d->index + 1);
+                                   {}, {}, nullptr, nullptr, d->context());
     if (e == CUDA_SUCCESS) f->record.attributes[a] = value;
     s->answers.forget(reinterpret_cast<uint64_t>(handle));
     return e;
@@ -47,7 +47,7 @@ CUresult set_attribute(Session* s, Device* d, const void* handle, Function* f, i
   f->record.attributes[a] = value;
   const CUresult e =
       s->post(wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
-              {}, nullptr, d->index + 1);
+              {}, nullptr, d->context());
   s->answers.forget(reinterpret_cast<uint64_t>(handle));
   return e;
 }

@@ -72,7 +72,7 @@ namespace {
 CUresult list(Session* s, CUgraph handle, const Graph* graph, wire::GraphListOf what, uint32_t node,
               std::vector<GraphEdge>* all) {
   return fetch_list(s, wire::kGraphList, wire::GraphList{id_of(handle), what, node, 0, 0},
-                    context_of(graph->device), all);
+                    graph->device->context(), all);
 }
 
 // CUDA's way of giving lists out: the count alone, or as many as there is room for, null behind.
@@ -129,7 +129,7 @@ CUresult edit(CUgraph handle, wire::GraphChange what, const CUgraphNode* from,
     return CUDA_ERROR_INVALID_VALUE;
   const wire::GraphEdit m{id_of(handle), 0, what, 0, static_cast<uint32_t>(edges.size()), 0};
   return s->exchange(wire::kGraphEdit, m, bytes_of(edges), {}, nullptr, nullptr,
-                     context_of(graph->device));
+                     graph->device->context());
 }
 
 CUgraphNode told_node(Session* s, uint64_t graph_id, Graph* graph, uint32_t ordinal) {
@@ -142,7 +142,7 @@ CUresult ask_outcome(Session* s, uint16_t function, const Request& request, cons
   *outcome = {0, wire::kNoNode, wire::kNoNode, 0};
   return s->exchange(function, request, {},
                      {reinterpret_cast<std::byte*>(outcome), sizeof *outcome}, nullptr, nullptr,
-                     context_of(graph->device));
+                     graph->device->context());
 }
 
 CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags,
@@ -201,7 +201,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
     if (const CUresult e = before_launch(s, exec, stream); e != CUDA_SUCCESS) return e;
   const auto send = [&] {
     return s->post(wire::kGraphLaunch, wire::GraphLaunch{id_of(handle), stream->wire_id, upload, 0},
-                   {}, stream, context_of(stream->device));
+                   {}, stream, stream->device->context());
   };
   const bool auto_free = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   const CUresult e =
@@ -225,7 +225,7 @@ CUresult cuGraphCreate(CUgraph* graph, unsigned int flags) {
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   made->device = d;
   *graph = reinterpret_cast<CUgraph>(id);
-  return s->post(wire::kGraphCreate, wire::GraphCreate{id}, {}, nullptr, context_of(d));
+  return s->post(wire::kGraphCreate, wire::GraphCreate{id}, {}, nullptr, d->context());
 }
 
 CUresult cuGraphDestroy(CUgraph handle) {
@@ -233,7 +233,7 @@ CUresult cuGraphDestroy(CUgraph handle) {
   Graph* graph;
   if (const CUresult e = find_graph(handle, &s, &graph); e != CUDA_SUCCESS) return e;
   if (graph->parent || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
-  const uint32_t context = context_of(graph->device);
+  const uint32_t context = graph->device->context();
   // The worker hears of the end before its slot is anybody else's.
   const CUresult e =
       s->post(wire::kGraphDestroy, wire::GraphId{id_of(handle)}, {}, nullptr, context);
@@ -252,7 +252,7 @@ CUresult cuGraphClone(CUgraph* clone, CUgraph handle) {
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult e =
       s->exchange(wire::kGraphCopy, wire::GraphCopy{id, id_of(handle), wire::kNoNode, 0}, {}, {},
-                  nullptr, nullptr, context_of(graph->device));
+                  nullptr, nullptr, graph->device->context());
   if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
   made->device = graph->device;
   made->host = root_of(s, graph)->host;
@@ -377,7 +377,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   GraphExec* exec = s->graph_execs.find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  const uint32_t context = context_of(exec->device);
+  const uint32_t context = exec->device->context();
   // Runs under way still use what user objects stand for.
   if (!exec->host.objects.empty() && !s->work().idle(*exec->device))
     s->ask(*exec->device, wire::kDeviceIdle, wire::DeviceIdle{exec->device->place.index, 0});

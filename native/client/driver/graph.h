@@ -40,7 +40,6 @@ bool pack_operations(Session* s, const CUstreamBatchMemOpParams* operations, siz
 inline std::span<const std::byte> bytes_of(const std::vector<wire::GraphEdge>& edges) {
   return std::as_bytes(std::span(edges));
 }
-inline uint32_t context_of(const Device* device) { return device->index + 1; }
 // The vGPU that a node's context means, which none leaves as it is: the graph's.
 CUresult device_of_context(Session* s, CUcontext handle, Device** device);
 

@@ -83,7 +83,7 @@ extern "C" CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out
   size_t got = 0;
   const CUresult e = s->exchange(
       wire::kGraphConditional, wire::GraphConditional{id_of(handle), value, flags}, {},
-      {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got, nullptr, context_of(device));
+      {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got, nullptr, device->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
   graph->conditions.push_back(reply.handle);

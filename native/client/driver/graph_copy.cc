@@ -45,7 +45,7 @@ void empty_limbo(Session* s) {
     if (!s->work().idle(*l.device)) return false;
     if (l.at) return s->host_memory().release(l.at), true;
     g_shadow_bytes -= l.bytes;
-    s->post(wire::kShadowMake, wire::ShadowMake{l.shadow, 0}, {}, nullptr, context_of(l.device));
+    s->post(wire::kShadowMake, wire::ShadowMake{l.shadow, 0}, {}, nullptr, l.device->context());
     return true;
   });
 }
@@ -84,8 +84,7 @@ struct StandIn {
       const auto piece =
           std::span(packed).subspan(done, std::min<uint64_t>(limit, packed.size() - done));
       const wire::ShadowAccess a{shadow, done, piece.size(), 0};
-      if (s->post(wire::kShadowWrite, a, piece, nullptr, context_of(device)) != CUDA_SUCCESS)
-        return;
+      if (s->post(wire::kShadowWrite, a, piece, nullptr, device->context()) != CUDA_SUCCESS) return;
     }
   }
   void empty(const Rows& to) const {
@@ -98,7 +97,7 @@ struct StandIn {
       const wire::ShadowAccess a{shadow, done, piece.size(), 0};
       size_t got = 0;
       const CUresult e =
-          s->exchange(wire::kShadowRead, a, {}, piece, &got, nullptr, context_of(device));
+          s->exchange(wire::kShadowRead, a, {}, piece, &got, nullptr, device->context());
       if (e != CUDA_SUCCESS || got < piece.size()) return;
     }
     move_box(to, rows(packed.data()), box);
@@ -120,7 +119,7 @@ std::shared_ptr<StandIn> make_stand_in(Session* s, Device* device, const Box& bo
       made->shadow = g_next_shadow++;
     }
     s->post(wire::kShadowMake, wire::ShadowMake{made->shadow, box.bytes()}, {}, nullptr,
-            context_of(device));
+            device->context());
     return made;
   }
   void* at = nullptr;
@@ -295,7 +294,7 @@ CUresult capture_copy(Session* s, Stream* stream, const CUDA_MEMCPY3D& copy) {
   for (HostAround& around : packed.around) graph->host.around.push_back(std::move(around));
   const wire::CaptureCopy m{stream->wire_id, packed.type,
                             static_cast<uint32_t>(packed.body.size())};
-  return s->post(wire::kCaptureCopy, m, packed.body, stream, context_of(stream->device));
+  return s->post(wire::kCaptureCopy, m, packed.body, stream, stream->device->context());
 }
 
 CUresult capture_copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,

@@ -52,7 +52,7 @@ CUresult drop_stale_calls(Session* s, uint64_t graph_id, Graph* graph) {
   std::vector<wire::GraphEdge> words;
   const CUresult e =
       fetch_list(s, wire::kGraphList, wire::GraphList{graph_id, wire::GraphListOf::kWords, 0, 0, 0},
-                 context_of(graph->device), &words);
+                 graph->device->context(), &words);
   if (e != CUDA_SUCCESS) return e;
   std::erase_if(graph->host.calls, [&](const HostCall& call) {
     return std::none_of(words.begin(), words.end(), [&](const wire::GraphEdge& there) {
@@ -141,7 +141,7 @@ CUresult capture_call(Session* s, Stream* stream, HostCall call) {
   const wire::StreamMemOps m{stream->wire_id, static_cast<uint32_t>(operations.size()), 0};
   graph->host.calls.push_back(std::move(call));
   return s->post(wire::kStreamMemOps, m, std::as_bytes(std::span(operations)), stream,
-                 context_of(stream->device));
+                 stream->device->context());
 }
 
 }  // namespace
@@ -203,7 +203,7 @@ CUresult renew_words(Session* s, uint64_t graph_id, Graph* graph, bool new_keys,
         at, std::min<size_t>(wire::kMaxWordsChanges, changes.size() - at));
     const wire::GraphWords m{graph_id, static_cast<uint32_t>(piece.size()), 0};
     const CUresult e = s->exchange(wire::kGraphWords, m, std::as_bytes(piece), {}, nullptr, nullptr,
-                                   context_of(graph->device));
+                                   graph->device->context());
     if (e != CUDA_SUCCESS) return e;
   }
   for (auto& [call, words] : renewed) {
@@ -252,7 +252,7 @@ CUresult call_here(Session* s, Stream* stream, std::function<void()> run) {
   const wire::StreamMemOps m{stream->wire_id, static_cast<uint32_t>(operations.size()), 0};
   expect_call(s, stream->device, call);
   return s->post(wire::kStreamMemOps, m, std::as_bytes(std::span(operations)), stream,
-                 context_of(stream->device));
+                 stream->device->context());
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ CUresult place(Session* s, uint64_t graph_id, Graph* graph, uint32_t ordinal, ui
     const CUresult e =
         fetch_list(s, wire::kGraphList,
                    wire::GraphList{graph_id, wire::GraphListOf::kAncestors, ordinal, 0, 0},
-                   context_of(graph->device), &list);
+                   graph->device->context(), &list);
     if (e != CUDA_SUCCESS) return e;
     for (const wire::GraphEdge& node : list) before.insert(node.from);
   }
@@ -80,7 +80,7 @@ CUresult record_node(Session* s, Stream* stream, uint64_t graph_id, uint32_t* or
   size_t got = 0;
   const CUresult e = s->exchange(wire::kCaptureNode, wire::CaptureNode{stream->wire_id, graph_id},
                                  {}, {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
-                                 nullptr, context_of(stream->device));
+                                 nullptr, stream->device->context());
   if (e != CUDA_SUCCESS) return e;
   *ordinal = reply.node;
   return got < sizeof reply ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;

@@ -232,7 +232,7 @@ CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodePara
                              static_cast<uint32_t>(p.body.size()),
                              0};
   const CUresult e =
-      s->exchange(wire::kGraphNodeSet, m, p.body, {}, nullptr, nullptr, context_of(p.device));
+      s->exchange(wire::kGraphNodeSet, m, p.body, {}, nullptr, nullptr, p.device->context());
   if (e != CUDA_SUCCESS) return e;
   if (exec && !p.calls.empty()) ++p.calls[0].words->execs;
   if (exec && now) --now->words->execs;
@@ -257,7 +257,7 @@ CUresult set_enabled(CUgraphExec exec_handle, CUgraphNode handle, wire::GraphCha
   }
   const wire::GraphEdit m{node->graph, id_of(exec_handle), what, node->ordinal, 0, 0};
   const CUresult e =
-      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, graph->device->context());
   if (e != CUDA_SUCCESS) return e;
   std::erase(exec->disabled, id_of(handle));
   if (what == wire::GraphChange::kDisable) exec->disabled.push_back(id_of(handle));
@@ -324,7 +324,7 @@ CUresult sluice::client::send_node(Session* s, uint64_t graph_id, Graph* graph, 
   size_t got = 0;
   const CUresult e = s->exchange(wire::kGraphNodeAdd, m, tail,
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
-                                 nullptr, context_of(device));
+                                 nullptr, device->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
   *added = node_handle(s, graph_id, graph, reply.node);
@@ -370,7 +370,7 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
   if (graph->memory) return CUDA_ERROR_NOT_SUPPORTED;
   const wire::GraphEdit m{node->graph, 0, wire::GraphChange::kDestroyNode, node->ordinal, 0, 0};
   const CUresult e =
-      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, graph->device->context());
   if (e != CUDA_SUCCESS) return e;
   std::erase_if(graph->children, [&](const auto& child) {
     if (child.first != node->ordinal) return false;
@@ -411,7 +411,7 @@ CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from
   const wire::GraphEdit m{to->graph, 0, wire::GraphChange::kCopyAttributes, 0, 1, 0};
   const std::vector<wire::GraphEdge> edge{{from->ordinal, to->ordinal, 0}};
   return s->exchange(wire::kGraphEdit, m, bytes_of(edge), {}, nullptr, nullptr,
-                     context_of(graph->device));
+                     graph->device->context());
 }
 
 }  // extern "C"

@@ -14,7 +14,7 @@ CUresult sluice::client::read_node(Session* s, const GraphNode& node, Graph* gra
   size_t got = 0;
   const CUresult e =
       s->exchange(wire::kGraphNodeGet, wire::GraphNodeGet{node.graph, node.ordinal, 0}, {}, sink,
-                  &got, nullptr, context_of(graph->device));
+                  &got, nullptr, graph->device->context());
   if (e != CUDA_SUCCESS) return e;
   wire::GraphNodeBody head{};
   if (got < sizeof head) return CUDA_ERROR_UNKNOWN;
@@ -89,7 +89,7 @@ CUresult show_child(Session* s, GraphNode* node, Graph* graph, CUgraph* out) {
   if (!child) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult e =
       s->exchange(wire::kGraphCopy, wire::GraphCopy{id, node->graph, node->ordinal, 0}, {}, {},
-                  nullptr, nullptr, context_of(graph->device));
+                  nullptr, nullptr, graph->device->context());
   if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
   child->device = graph->device;
   child->parent = node->graph;

@@ -71,7 +71,7 @@ CUresult get_resource(Session* s, const Device* d, uint64_t green, bool of_conte
   r.of = of_context;
   r.type = type;
   wire::DevResource answer{};
-  const CUresult e = ask(s, wire::kSluiceDevResource, r, &answer, context_of(d));
+  const CUresult e = ask(s, wire::kSluiceDevResource, r, &answer, d->context());
   if (e == CUDA_SUCCESS) *resource = resource_of(answer);
   return e;
 }
@@ -128,7 +128,7 @@ CUresult context_event(Session* s, Device* d, uint64_t green, CUevent handle, bo
   r.green = green;
   r.event = id_of(handle);
   r.wait = wait;
-  return s->exchange(wire::kSluiceContextEvent, r, {}, {}, nullptr, nullptr, context_of(d));
+  return s->exchange(wire::kSluiceContextEvent, r, {}, {}, nullptr, nullptr, d->context());
 }
 
 CUresult of_context(CUcontext handle, CUevent event, bool wait) {
@@ -157,7 +157,7 @@ CUresult sluice::client::mint_green_stream(Session* s, uint64_t green, unsigned 
   r.flags = flags;
   r.priority = priority;
   const CUresult e = s->exchange(wire::kSluiceGreenStreamCreate, r, {}, {}, nullptr, nullptr,
-                                 context_of(g->device));
+                                 g->device->context());
   if (e != CUDA_SUCCESS) s->streams.destroy(*id);
   return e;
 }
@@ -213,7 +213,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned int* groups
   size_t got = 0;
   const CUresult e = s->exchange(wire::kSluiceDevResourceSplit, r, {},
                                  {reinterpret_cast<std::byte*>(&answer), sizeof answer}, &got,
-                                 nullptr, context_of(s->devices()[0].get()));
+                                 nullptr, s->devices()[0]->context());
   if (e != CUDA_SUCCESS) return e;
   const size_t given = result ? std::min(answer.head.given, r.groups) : 0;
   if (got < sizeof answer.head + given * sizeof answer.given[0]) return CUDA_ERROR_UNKNOWN;
@@ -239,7 +239,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevResource
   const CUresult e =
       s->exchange(wire::kSluiceDevResourceDescribe, r, std::as_bytes(std::span(numbers)),
                   {reinterpret_cast<std::byte*>(&answer), sizeof answer}, &got, nullptr,
-                  context_of(s->devices()[0].get()));
+                  s->devices()[0]->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof answer || answer.number > 0xffffff) return CUDA_ERROR_UNKNOWN;
   *description = reinterpret_cast<CUdevResourceDesc>(kTag | answer.number);
@@ -263,7 +263,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc description, CUd
   r.description = described & 0xffffff;
   r.flags = flags;
   const CUresult e =
-      s->exchange(wire::kSluiceGreenCreate, r, {}, {}, nullptr, nullptr, context_of(d));
+      s->exchange(wire::kSluiceGreenCreate, r, {}, {}, nullptr, nullptr, d->context());
   if (e != CUDA_SUCCESS) {
     s->streams.destroy(standard);
     s->contexts.destroy(context);
@@ -289,7 +289,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   wire::SluiceGreenDestroy r{};
   r.id = id;
   const CUresult e =
-      s->exchange(wire::kSluiceGreenDestroy, r, {}, {}, nullptr, nullptr, context_of(d));
+      s->exchange(wire::kSluiceGreenDestroy, r, {}, {}, nullptr, nullptr, d->context());
   s->streams.recycle(standard);
   s->contexts.recycle(context);
   s->green_contexts.recycle(id);

@@ -128,7 +128,7 @@ class Runner {
     size_t got = 0;
     const CUresult e =
         s->exchange(wire::kSignalWait, wire::SignalWait{kWaitMilliseconds}, {},
-                    std::as_writable_bytes(std::span(told)), &got, nullptr, device.index + 1);
+                    std::as_writable_bytes(std::span(told)), &got, nullptr, device.context());
     told.resize(e == CUDA_SUCCESS ? std::min(got / sizeof(uint64_t), told.size()) : 0);
     return told;
   }
@@ -176,7 +176,7 @@ CUresult enqueue(CUstream handle, CUhostFn function, void* data,
   s->marks().raise(p.done_mark, p.value);
   stream->device->host_functions.fetch_add(1);
   const wire::HostFunction h{stream->wire_id, p.ready_mark, p.done_mark, p.value};
-  const CUresult e = s->post(wire::kHostFunction, h, {}, stream, stream->device->index + 1);
+  const CUresult e = s->post(wire::kHostFunction, h, {}, stream, stream->device->context());
   if (e != CUDA_SUCCESS) return e;
   runner().add(std::move(p));
   return CUDA_SUCCESS;

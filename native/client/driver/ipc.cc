@@ -130,7 +130,7 @@ CUresult cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
   made->flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
   made->shared = true;
   const CUresult e = s->exchange(wire::kOpenSharedEvent, wire::OpenSharedEvent{ticket.event, id},
-                                 {}, {}, nullptr, nullptr, d->index + 1);
+                                 {}, {}, nullptr, nullptr, d->context());
   if (e != CUDA_SUCCESS)
     s->events.destroy(id);
   else

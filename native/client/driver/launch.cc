@@ -143,7 +143,7 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   l.shared_bytes = shared;
   l.attribute_count = attribute_count;
   const CUresult e =
-      s->post(wire::kLaunch, &l, sizeof l, {tail, bytes}, stream, stream->device->index + 1);
+      s->post(wire::kLaunch, &l, sizeof l, {tail, bytes}, stream, stream->device->context());
   return lent && e == CUDA_SUCCESS ? lent->take_back() : e;
 }
 

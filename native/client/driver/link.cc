@@ -29,7 +29,7 @@ CUresult ask(Session* s, const Link& link, uint16_t function, const T& body,
   std::vector<std::byte> reply(8192);
   size_t got = 0;
   const CUresult e =
-      s->exchange(function, body, tail, reply, &got, nullptr, link.device->index + 1);
+      s->exchange(function, body, tail, reply, &got, nullptr, link.device->context());
   const auto answer = std::span(reply).first(std::min(got, reply.size()));
   if (answer.size() < head) return e;
   if (head) std::memcpy(front, answer.data(), head);
@@ -44,7 +44,7 @@ CUresult fetch(Session* s, Link* link, uint64_t id, uint64_t bytes) {
     size_t got = 0;
     const CUresult e = s->exchange(
         wire::kLinkRead, r, {}, std::as_writable_bytes(std::span(link->image)).subspan(at, r.bytes),
-        &got, nullptr, link->device->index + 1);
+        &got, nullptr, link->device->context());
     if (e != CUDA_SUCCESS) return e;
     if (got != r.bytes) return CUDA_ERROR_UNKNOWN;
   }
@@ -75,7 +75,7 @@ CUresult cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** value
   link->logs.info.give("", 0);
   link->logs.error.give("", 0);
   const wire::LinkBegin begin{id, jit.count(), 0};
-  if (const CUresult e = s->post(wire::kLinkBegin, begin, jit.bytes(), nullptr, d->index + 1);
+  if (const CUresult e = s->post(wire::kLinkBegin, begin, jit.bytes(), nullptr, d->context());
       e != CUDA_SUCCESS)
     return e;
   *state = reinterpret_cast<CUlinkState>(id);

@@ -85,7 +85,10 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
     if (const auto done =
             copy_across_nodes(c.s, c.stream, to.address, to_pitch, to.side == Side::kDevice,
                               from.address, from_pitch, from.side == Side::kDevice, r))
-      return *done;
+      return *done == CUDA_SUCCESS && wait &&
+                     (must_wait(c.s, to.address) || must_wait(c.s, from.address))
+                 ? synchronize_stream(c.s, c.stream)
+                 : *done;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r,
                           wait && (must_wait(c.s, to.address) || must_wait(c.s, from.address)));
@@ -242,7 +245,7 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   note_use(c.s, at, address);
   const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};
   const Session::Work work{at, in_arena(c, address)};
-  const CUresult e = c.s->post(wire::kFillDevice, f, {}, work, at->device->index + 1);
+  const CUresult e = c.s->post(wire::kFillDevice, f, {}, work, at->device->context());
   if (e == CUDA_SUCCESS && at != c.stream) return synchronize_stream(c.s, at);
   if (e != CUDA_SUCCESS || !wait || !(in_arena(c, address) || must_wait(c.s, address))) return e;
   // Only where host memory is filled does CUDA wait, unless it was told to.

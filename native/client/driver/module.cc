@@ -64,13 +64,13 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
     wire::CodeLoadKnown known{id, parts.size(), {}, kind, options_sent};
     const wire::ContentHash hash = wire::content_hash(parts);
     std::memcpy(known.hash, hash.data(), hash.size());
-    e = s->exchange(wire::kCodeLoadKnown, known, pairs, reply, &got, nullptr, d->index + 1);
+    e = s->exchange(wire::kCodeLoadKnown, known, pairs, reply, &got, nullptr, d->context());
   }
   if (e == CUDA_ERROR_NOT_FOUND && got == 0) {
     uint64_t blob;
     if (e = upload(s, *d, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
     const wire::CodeLoad c{id, blob, kind, options_sent};
-    e = s->exchange(wire::kCodeLoad, c, pairs, reply, &got, nullptr, d->index + 1);
+    e = s->exchange(wire::kCodeLoad, c, pairs, reply, &got, nullptr, d->context());
   }
   jit.logs.give({reply.data(), std::min(got, reply.size())});
   return e;
@@ -102,7 +102,7 @@ CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_
   // A kernel is every node's; what is known of it, the first one says.
   const auto ask = [&](const Device& at, std::span<std::byte> sink, size_t* bytes) {
     return s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), sink, bytes, nullptr,
-                       at.index + 1);
+                       at.context());
   };
   const bool everywhere = kind == wire::CodeKind::kLibrary && s->spans_nodes();
   const auto nodes = everywhere ? s->one_of_each_node() : std::vector<Device*>();
@@ -151,7 +151,7 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
   wire::GlobalReply reply{};
   const CUresult e = s->exchange(wire::kGlobalGet, g, as_bytes(name, g.name_bytes),
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr,
-                                 nullptr, d->index + 1);
+                                 nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   s->module_globals.add({reply.address, reply.bytes, d, code_id});
   if (address) *address = reply.address;

@@ -46,7 +46,7 @@ CUresult destroy(Session* s, uint64_t id) {
   s->work().forget(device, stream);
   if (!stream->green) --s->plain_streams;
   const CUresult e =
-      s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.index + 1);
+      s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.context());
   s->streams.recycle(id);
   return e;
 }
@@ -72,9 +72,9 @@ CUresult mint_stream(Session* s, Device* d, unsigned flags, int priority, uint64
   *stream = made;
   const wire::StreamCreate m{*id, flags, priority};
   if (++s->plain_streams <= wire::kUnansweredStreams)
-    return s->post(wire::kStreamCreate, m, {}, nullptr, d->index + 1);
+    return s->post(wire::kStreamCreate, m, {}, nullptr, d->context());
   // Streams take memory, and further ones may be refused.
-  const CUresult e = s->exchange(wire::kStreamCreate, m, {}, {}, nullptr, nullptr, d->index + 1);
+  const CUresult e = s->exchange(wire::kStreamCreate, m, {}, {}, nullptr, nullptr, d->context());
   if (e == CUDA_SUCCESS) return e;
   --s->plain_streams;
   s->streams.destroy(*id);
@@ -143,7 +143,7 @@ CUresult cuStreamQuery(CUstream handle) {
   if (needs_no_wait(s, stream)) return CUDA_SUCCESS;
   const uint64_t upto = s->work().issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
-                                 nullptr, nullptr, stream->device->index + 1);
+                                 nullptr, nullptr, stream->device->context());
   if (e == CUDA_SUCCESS) s->work().note_done(*stream->device, stream, upto);
   return e;
 }
@@ -161,7 +161,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
     if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return s->post(wire::kSharedEventWait,
                    wire::SharedEventUse{reinterpret_cast<uint64_t>(event), stream->wire_id}, {},
-                   stream, stream->device->index + 1);
+                   stream, stream->device->context());
   }
   if (flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   if (flags) {
@@ -180,7 +180,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   const CUresult e =
       s->post(wire::kStreamWaitEvent,
               wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0},
-              {}, stream, stream->device->index + 1);
+              {}, stream, stream->device->context());
   if (ev->device == stream->device && !stream->capture)
     stream->device->pools.note_wait(stream, ev->stream, upto);
   return e;

@@ -38,7 +38,7 @@ CUresult encode(const wire::SluiceEncodeTensorMap& request, CUtensorMap* map) {
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (!map || reinterpret_cast<uint64_t>(map) % 64 != 0) return CUDA_ERROR_INVALID_VALUE;
-  const uint32_t context = d->index + 1;
+  const uint32_t context = d->context();
   const Question question{wire::kSluiceEncodeTensorMap, context, request};
   wire::SluiceEncodeTensorMapReply reply{};
   uint64_t epoch;
@@ -137,7 +137,7 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   size_t got = 0;
   const CUresult e = s->exchange(wire::kSluiceTensorMapAddress, r,
                                  {reinterpret_cast<const std::byte*>(map), sizeof *map}, changed,
-                                 &got, nullptr, d->index + 1);
+                                 &got, nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof changed) return CUDA_ERROR_UNKNOWN;
   std::memcpy(map, changed, sizeof changed);

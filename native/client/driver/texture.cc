@@ -84,7 +84,7 @@ CUresult create(uint64_t* object, const CUDA_RESOURCE_DESC* resource,
   std::lock_guard lock(d->arrays_mutex);
   const CUresult e = s->exchange(wire::kSluiceTextureCreate, c, {},
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
-                                 nullptr, d->index + 1);
+                                 nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
   d->textures[{surface, reply.object}] = {*resource, c.texture, c.view};
@@ -100,7 +100,7 @@ CUresult destroy(uint64_t object, bool surface) {
   if (!d->textures.erase({surface, object})) return CUDA_ERROR_INVALID_VALUE;
   return s->post(wire::kSluiceTextureDestroy,
                  wire::SluiceTextureDestroy{object, surface ? 1u : 0u, {}}, {}, nullptr,
-                 d->index + 1);
+                 d->context());
 }
 
 template <class T>
@@ -125,7 +125,7 @@ void forget_textures_of(Session* s, Device* d) {
   for (const auto& [key, texture] : d->textures)
     s->post(wire::kSluiceTextureDestroy,
             wire::SluiceTextureDestroy{key.second, key.first ? 1u : 0u, {}}, {}, nullptr,
-            d->index + 1);
+            d->context());
   d->textures.clear();
 }
 

@@ -15,8 +15,6 @@
 
 namespace sluice::client::transfer {
 
-inline uint32_t context_of(const Stream* stream) { return stream->device->index + 1; }
-
 // Rows of a rectangle made to lie one behind the other, and back.
 void gather(std::byte* to, const std::byte* from, uint64_t from_pitch, Rect r);
 void scatter(std::byte* to, uint64_t to_pitch, const std::byte* from, Rect r);

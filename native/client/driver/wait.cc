@@ -37,7 +37,7 @@ CUresult wait_mark(Session* s, uint32_t mark, uint64_t value) {
 CUresult synchronize_stream(Session* s, Stream* stream) {
   const uint64_t upto = s->work().issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamSynchronize, wire::StreamId{stream->wire_id}, {}, {},
-                                 nullptr, nullptr, stream->device->index + 1);
+                                 nullptr, nullptr, stream->device->context());
   if (e != CUDA_SUCCESS) return e;
   s->work().note_done(*stream->device, stream, upto);
   s->after_synchronisation(*stream->device);

@@ -72,7 +72,7 @@ std::optional<int64_t> Call::ask() {
     known = is_known();
   }
   sent_ = true;
-  const uint32_t context = device_->index + 1;
+  const uint32_t context = device_->context();
   if (known && expected_.empty()) {
     if (session_->post(f_.id, body_.data(), body_.size(), {}, work_, context) != CUDA_SUCCESS)
       return library_.status.failed;
@@ -169,7 +169,7 @@ int64_t Call::run() {
 }
 
 int32_t Call::join() {
-  group_add({f_.id, device_->index + 1, std::move(body_), work_,
+  group_add({f_.id, device_->context(), std::move(body_), work_,
              f_.state == CallState::kDestroys ? main_id_ : 0},
             key_, learnable_ && f_.call != CallClass::kAnswered);
   return 0;
@@ -214,7 +214,7 @@ std::string Call::text() {
   reply_.resize(4096);
   size_t got = 0;
   const CUresult e = session_->exchange(f_.id, body_.data(), body_.size(), {}, reply_, &got,
-                                        nullptr, device_->index + 1);
+                                        nullptr, device_->context());
   if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED || e == CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND)
     say_lacking(e, library_.soname, f_.name);
   if (e != CUDA_SUCCESS || got <= 8) return "";

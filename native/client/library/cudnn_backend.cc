@@ -176,7 +176,7 @@ void learn(const Key& key) {
 // Posts what is known to succeed; else asks, and learns from success.
 int32_t post_or_ask(Session* s, Device* d, uint16_t function, const std::vector<std::byte>& body,
                     const Key& key, Stream* work) {
-  const uint32_t context = d->index + 1;
+  const uint32_t context = d->context();
   if (is_learned(key))
     return s->post(function, body.data(), body.size(), {}, work, context) == CUDA_SUCCESS
                ? kSuccess
@@ -235,7 +235,7 @@ int32_t sluice_library_backend_destroy(void* descriptor) {
       if (sluice::client::enter(&s, &device) == CUDA_SUCCESS) {
         if (s->spans_nodes()) device = s->devices()[made_on].get();
         s->post(ids::id_sluiceCudnnBackendDestroy, wire::BackendDestroy{id}, {}, nullptr,
-                device->index + 1);
+                device->context());
       }
     }
   state.objects.recycle(id);
@@ -347,7 +347,7 @@ int32_t sluice_library_backend_get(void* descriptor, int32_t name, int32_t type,
                                (wants && !objects ? static_cast<size_t>(requested) * bytes : 0));
   size_t got = 0;
   const CUresult e = s->exchange(ids::id_sluiceCudnnBackendGet, body.data(), body.size(), {}, reply,
-                                 &got, nullptr, device->index + 1);
+                                 &got, nullptr, device->context());
   if (e != CUDA_SUCCESS || got < 16) return kExecutionFailed;
   int64_t status, filled;
   std::memcpy(&status, reply.data(), 8);

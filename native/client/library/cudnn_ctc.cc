@@ -66,7 +66,7 @@ extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* 
   const CUresult e =
       s->exchange(ids::id_sluiceCudnnCtcLoss, request, std::as_bytes(std::span(numbers)),
                   {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
-                  request.only_size ? nullptr : work, device->index + 1);
+                  request.only_size ? nullptr : work, device->context());
   if (e != CUDA_SUCCESS || got < sizeof reply) return kExecutionFailed;
   if (workspace_bytes) *workspace_bytes = reply.workspace_bytes;
   return static_cast<int32_t>(reply.status);

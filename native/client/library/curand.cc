@@ -28,7 +28,7 @@ template <class Request>
 int32_t ask(Session* s, Device* device, uint16_t function, const char* name, const Request& request,
             std::span<std::byte> answer) {
   size_t got = 0;
-  const CUresult e = s->exchange(function, request, {}, answer, &got, nullptr, device->index + 1);
+  const CUresult e = s->exchange(function, request, {}, answer, &got, nullptr, device->context());
   if (e != CUDA_SUCCESS || got < 8) return kInternalError;
   int64_t status;
   std::memcpy(&status, answer.data(), 8);

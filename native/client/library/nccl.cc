@@ -95,7 +95,7 @@ std::vector<Part> parts_of(Session* session, const Device& current,
       part->device = &device;
       // The current device's context where it is that node's: the worker goes back to it.
       const bool here = device.place.node == current.place.node;
-      part->context = (here ? current : device).index + 1;
+      part->context = (here ? current : device).context();
     }
     part->calls.push_back(&c);
     if (c.function == 0) ++part->makes;
@@ -246,7 +246,7 @@ int32_t make(const sluice_library_nccl_making& m) {
   if (!put_config(m.config, &head, &rest, &blocking)) return kInvalidArgument;
   State& state = State::get();
   GroupedCall call;
-  call.context = device->index + 1;
+  call.context = device->context();
   call.target = m.target;
   {
     std::lock_guard lock(state.mutex);

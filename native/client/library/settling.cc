@@ -83,7 +83,7 @@ Setting Call::setting() {
   Setting s;
   s.function = &f_;
   s.what = what_is_set();
-  s.context = device_->index + 1;
+  s.context = device_->context();
   s.value = setting_;
   s.exact.add(f_.id);
   s.exact.add(s.context);
@@ -105,7 +105,7 @@ std::unique_ptr<Recipe> Call::recipe() const {
   auto r = std::make_unique<Recipe>();
   r->creator = &f_;
   r->end = &library_.functions[f_.kept_end];
-  r->context = device_->index + 1;
+  r->context = device_->context();
   while (f_.param[r->mint].kind != ParamKind::kMint) ++r->mint;
   r->body = body_;
   std::memset(r->body.data() + r->mint * 8, 0, 8);

@@ -3,6 +3,7 @@
 // the session opens (core/open_device.cc), and there until the process ends.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -26,6 +27,8 @@ struct Device {
   uint32_t index = 0;
   Channel::Place place;  // its node, and what the worker there calls it
   wire::DeviceRecord record{};
+  // FrameHeader::context of commands about it.
+  uint32_t context() const { return index + 1; }
   DeviceMemory memory;
   MemoryPools pools;
   GraphMemory graph_memory;
@@ -35,7 +38,9 @@ struct Device {
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
-  uint64_t crossing = 0;  // its stream for work of other nodes' (driver/across_nodes.cc)
+  // Its streams for other nodes' work (driver/across_nodes.cc), and how often one was taken.
+  std::array<uint64_t, 4> crossing{};
+  uint32_t crossings = 0;
   std::atomic<uint64_t> peers_enabled{0};  // bit i: cuCtxEnablePeerAccess of the device i
   std::atomic<uint64_t> pool_users{0};     // bit i: a pool here was opened to the device i
   // Bit i: work of the device i may touch memory of this window. Bits are never cleared: all that

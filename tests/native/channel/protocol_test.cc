@@ -91,6 +91,8 @@ TEST(Protocol, AnOpenReplyHasTheGoldenBytes) {
 TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
   const StreamRecord record{70000, kWantsAcknowledgement, 0x1122334455667788};
   EXPECT_EQ(digits_of(record), golden().at("stream_record"));
+  const LinkMessage message{LinkMessageKind::kData, 70000, 0x1122334455667788};
+  EXPECT_EQ(digits_of(message), golden().at("link_message"));
   ResumeSession asked{};
   asked.header = kHeader;
   asked.magic = kOpenMagic;
@@ -154,7 +156,7 @@ TEST(Protocol, ADeviceRecordHasTheGoldenBytes) {
   d.peers = 6;
   d.peer_atomics = 2;
   d.thread_bytes = 512;
-  d.reserved[0] = 11;
+  d.node_links = 11;
   count(d.peer_rank, 100);
   EXPECT_EQ(digits_of(d), golden().at("device_record"));
 }

@@ -80,6 +80,7 @@ TEST(CommandRegistry, CommandsDoToTheSessionWhatItSays) {
     if (!spec) continue;
     if (f.in_capture) rig.begin_capture();
     if (f.linked) rig.complete_link();
+    if (f.node) rig.connect_node();
     worker::Session& s = rig.session();
     const auto before = counted(s);
     const uint64_t room = s.vgpus[0]->memory.room();

@@ -142,6 +142,7 @@ void run(const uint8_t* data, size_t size) {
     std::shared_ptr<worker::LinkState> link;
     if (f.linked && rig.session().objects.links.get(FurnishedRig::kLinkId, &link))
       rig.complete_link();
+    if (f.node) rig.connect_node();
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
     ++(accepted ? g_count.accepted : g_count.refused);

@@ -59,6 +59,7 @@ FrameOutcome send_changed(size_t i, Change&& change) {
   ValidFrame f = make_frame(rig, i);
   if (f.in_capture) rig.begin_capture();
   if (f.linked) rig.complete_link();
+  if (f.node) rig.connect_node();
   change(rig, f);
   return send(rig, f.header(), f.body());
 }
@@ -320,6 +321,14 @@ TEST(HostileFrames, ParticularLies) {
          put(f, at + offsetof(wire::LaunchAttribute, value), window);
        }},
       {"CopyToDevice, arena", "a mark that there is not", set(offsetof(Copy, mark), 8192u)},
+      {"NodeLinkOpen", "a link to itself", set(0, uint64_t{2})},
+      {"NodeLinkOpen", "a link to nobody", set(0, uint64_t{4})},
+      {"NodeSend", "a copy to itself", set(offsetof(wire::NodeTransfer, peer), uint64_t{3})},
+      {"NodeSend", "a copy to where there is no link",
+       set(offsetof(wire::NodeTransfer, peer), uint64_t{0})},
+      {"NodeReceive", "rows beyond counting",
+       set(offsetof(wire::NodeTransfer, rows), ~uint64_t{0})},
+      {"NodeReceive", "rows in one another", set(offsetof(wire::NodeTransfer, pitch), uint64_t{9})},
       {"CopyToHost, arena", "a mark that there is not", set(offsetof(Copy, mark), 0xfffffffeu)},
       {"CopyToDevice, inline", "more data than there is",
        set(offsetof(Copy, width), uint64_t{105})},

@@ -136,7 +136,7 @@ void Recording::check(const char* function, CUgraphExec exec) {
 void Recording::check(const char* function, CUdeviceptr address) {
   if (std::strcmp(function, "cuMemcpyAsync") == 0) return;  // one side is the worker's own memory
   if (has_plain_integers(function)) return;
-  if (!device_range(address, 1) && !marks.holds(address, 8))
+  if (!device_range(address, 1) && !marks.holds(address, 8) && !pinned.holds(address, 8))
     violation(function, "a foreign address");
 }
 

@@ -21,6 +21,7 @@ constexpr uint64_t handle_id(HandleKind kind, uint64_t index, uint64_t generatio
 class FurnishedRig : public WorkerRig {
  public:
   FurnishedRig();
+  ~FurnishedRig();
   static constexpr uint64_t kContext = 1;
   static constexpr uint64_t kStreamId = handle_id(HandleKind::kStream, 3),
                             kEventId = handle_id(HandleKind::kEvent, 3),
@@ -43,6 +44,7 @@ class FurnishedRig : public WorkerRig {
       kLevelId = handle_id(HandleKind::kArray, 4),
                             kMipmappedId = handle_id(HandleKind::kMipmappedArray, 3);
   static constexpr uint64_t kLinkId = handle_id(HandleKind::kLink, 3);  // begun
+  static constexpr uint64_t kOtherNode = 1;  // has the client's vGPU 1; ours are 2 and 3
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 
@@ -50,6 +52,7 @@ class FurnishedRig : public WorkerRig {
   // kStreamId captures into kCaptureId from now on.
   void begin_capture();
   void complete_link();  // kLinkId
+  void connect_node();   // kOtherNode
   uint64_t opened() {
     return address() + kMappedBytes + (8 << 20);
   }  // one slab of another session's
@@ -58,6 +61,8 @@ class FurnishedRig : public WorkerRig {
  private:
   template <class T>
   void send(uint16_t function, bool answered, const T& body, const std::string& tail = "");
+
+  int other_node_ = -1;  // its end of the link
 };
 
 struct ValidFrame {
@@ -80,6 +85,7 @@ struct ValidFrame {
   std::string reaches;           // one that it must lead to, however often
   bool in_capture = false;       // good only while kStreamId captures
   bool linked = false;           // good only behind complete_link()
+  bool node = false;             // good only behind connect_node()
   std::string calls;             // the driver function that it must lead to, if any
 
   std::span<const std::byte> body() const { return std::as_bytes(std::span(words)); }
@@ -117,6 +123,8 @@ void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 void add_memory_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of links (link_frames.cc).
 void add_link_frames(std::vector<ValidFrame>* all);
+// Those of links to other nodes (node_frames.cc).
+void add_node_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of arrays, textures and surfaces (array_frames.cc).
 void add_array_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of green contexts and of single questions (green_frames.cc).

@@ -10,6 +10,7 @@
 
 #include "channel/slot.h"
 #include "pci_address.h"
+#include "worker/node_links.h"
 #include "worker/shared_event.h"
 
 namespace sluice::test {
@@ -55,6 +56,7 @@ WorkerRig::WorkerRig() {
   }
   worker::SessionPlan plan;
   plan.id = "1";
+  plan.windows = 4, plan.first_window = 2;  // as if two more were another node's
   for (const auto& g : gpus_) plan.vgpus.push_back({worker::uuid_text(g.uuid), 256, 100});
   auto endpoint = std::make_unique<RigEndpoint>();
   endpoint_ = endpoint.get();
@@ -63,6 +65,12 @@ WorkerRig::WorkerRig() {
   if (!session_->open(gpus_, &error)) throw std::runtime_error(error);
   broker_.gpu = worker::uuid_text(gpus_[0].uuid);
   session_->broker = &broker_;
+  // Whom its server cannot dial.
+  session_->links = std::make_unique<worker::NodeLinks>(
+      *session_, [session = session_.get()](uint32_t peer, uint32_t epoch) {
+        if (epoch != 0) session->links->at(peer)->refused("there is no server", true);
+        return true;
+      });
   r.writing_down = true;
 }
 

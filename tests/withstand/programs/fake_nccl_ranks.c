@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MOST 8
@@ -26,6 +27,7 @@ typedef struct {
 typedef struct {
   Shared* shared;
   int ranks, rank;
+  atomic_int aborted;
 } Comm;
 
 static int (*launch)(void* stream, void (*f)(void*), void* data);
@@ -44,7 +46,16 @@ static Shared* share(const Id* id) {
   char name[64] = "/fake-nccl-";
   for (int i = 0; i < 16; ++i)
     snprintf(name + strlen(name), 3, "%02x", (unsigned char)id->bytes[i]);
-  const int fd = shm_open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  // Ranks of two nodes are two users; whoever is first makes it.
+  int fd = -1;
+  for (int i = 0; i < 1000 && fd < 0; ++i) {
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+      fchmod(fd, 0666);
+    } else if ((fd = shm_open(name, O_RDWR | O_CLOEXEC, 0)) < 0) {
+      usleep(1000);
+    }
+  }
   if (fd < 0 || ftruncate(fd, sizeof(Shared)) != 0) return NULL;
   void* at = mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
@@ -56,7 +67,7 @@ static void meet(void* data) {
   Comm* c = data;
   const unsigned long long number = atomic_fetch_add(&c->shared->at[c->rank], 1) + 1;
   for (int peer = 0; peer < c->ranks; ++peer)
-    while (atomic_load(&c->shared->at[peer]) < number) usleep(20);
+    while (atomic_load(&c->shared->at[peer]) < number && !atomic_load(&c->aborted)) usleep(20);
 }
 
 int ncclGetVersion(int* version) {
@@ -70,7 +81,9 @@ int ncclGetUniqueId(Id* id) {
 int ncclCommInitRank(void** comm, int ranks, Id id, int rank) {
   if (rank < 0 || rank >= ranks || ranks > MOST) return 4;
   Comm* c = calloc(1, sizeof *c);
-  *c = (Comm){share(&id), ranks, rank};
+  c->shared = share(&id);
+  c->ranks = ranks;
+  c->rank = rank;
   if (!c->shared || load() != 0) {
     perror("fake NCCL");
     free(c);
@@ -105,7 +118,10 @@ int ncclCommDestroy(Comm* c) {
   (void)c;  // its streams may still be in it
   return 0;
 }
-int ncclCommAbort(Comm* c) { return ncclCommDestroy(c); }
+int ncclCommAbort(Comm* c) {
+  atomic_store(&c->aborted, 1);  // what spins there comes back
+  return 0;
+}
 int ncclGroupStart(void) { return 0; }
 int ncclGroupEnd(void) { return 0; }
 int ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* c, void* stream) {

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// A link's life, and what it knows of transfers; their bytes are moved in node_link_copies.cc.
+#include "worker/node_link.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "channel/futex.h"
+#include "process/log.h"
+#include "worker/session.h"
+
+namespace sluice::worker {
+
+namespace {
+
+using wire::LinkMessageKind;
+
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kOpenNs = 10 * kSecond, kLookNs = 2 * kSecond;
+constexpr uint64_t kOpenPauseNs = 1'000'000;
+constexpr uint32_t kSilentMs = 10'000;
+constexpr auto kAnswer = std::chrono::seconds(15), kLook = std::chrono::seconds(2);
+constexpr auto kAgain = std::chrono::milliseconds(200);
+// At least, whatever sessions have: a link has no other way to go on.
+constexpr uint32_t kGraceSeconds = 10, kClosedGraceSeconds = 5;
+
+// Before the first connection.
+class NoStream : public channel::Stream {
+ public:
+  NoStream() : Stream(-1) {}
+  ssize_t read(const iovec*, int) override { return -1; }
+  bool write(iovec*, int) override { return false; }
+  void try_write(const void*, size_t) override {}
+  Line line() const override { return Line::kLost; }
+};
+
+}  // namespace
+
+NodeLink::NodeLink(Session& session, uint32_t peer, bool dials, std::function<bool(uint32_t)> ask)
+    : session_(session), peer_(peer), dials_(dials), ask_(std::move(ask)) {}
+
+NodeLink::~NodeLink() {
+  {
+    std::lock_guard lock(mutex_);
+    open_ = false;  // nobody is there to be told
+  }
+  lose("the session is over");
+  for (channel::Thread* thread : {&writer_, &reader_, &keeper_}) thread->join();
+  if (words_) session_.driver.cuMemFreeHost(words_);
+}
+
+channel::ResumableStream* NodeLink::stream() {
+  std::lock_guard lock(stream_mutex_);
+  if (stream_) return stream_.get();
+  using channel::ResumableStream;
+  const SessionPlan& plan = session_.plan;
+  ResumableStream::Terms terms{std::max(plan.network_grace_seconds, kGraceSeconds) * kSecond,
+                               std::max(plan.closed_grace_seconds, kClosedGraceSeconds) * kSecond};
+  terms.most_lent = (Staging::kPieces - 2) * Staging::kPieceBytes;
+  stream_ = std::make_unique<ResumableStream>(
+      std::make_unique<ResumableStream::Connection>(-1, std::make_unique<NoStream>()), terms);
+  stream_->on_connection = [](int socket) {
+    channel::keep_alive(socket, {.idle = 5, .interval = 3, .probes = 3});
+  };
+  stream_->look(kSilentMs);  // that there is no connection yet is a break
+  return stream_.get();
+}
+
+// ---- its life
+
+bool NodeLink::open(std::string* why) {
+  std::lock_guard opening(open_mutex_);
+  if (!opened_) {
+    opened_ = true;
+    if (!make_words(why) || !start_threads()) {
+      if (why->empty()) *why = "there is no thread to be had (session_pids)";
+      lose(*why);
+      return false;
+    }
+  }
+  for (const uint64_t begin = channel::now_ns(); stream()->broken_since() != 0;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (over_) return *why = why_, false;
+    }
+    if (channel::now_ns() - begin > kOpenNs) {
+      lose(*why = "no connection came within ten seconds");
+      return false;
+    }
+    channel::sleep_ns(kOpenPauseNs);
+  }
+  std::lock_guard lock(mutex_);
+  if (over_) *why = why_;
+  return open_ = !over_;
+}
+
+bool NodeLink::is_open() {
+  std::lock_guard lock(mutex_);
+  return open_;
+}
+
+bool NodeLink::make_words(std::string* why) {
+  const Driver& d = session_.driver;
+  void* memory = nullptr;
+  d.cuCtxSetCurrent(session_.vgpus[0]->gpu->context);
+  if (d.cuMemHostAlloc(&memory, kMostTransfers * sizeof(uint64_t),
+                       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS ||
+      d.cuMemHostGetDevicePointer_v2(&words_at_, memory, 0) != CUDA_SUCCESS) {
+    *why = "there is no pinned memory for it";
+    return false;
+  }
+  words_ = static_cast<std::atomic<uint64_t>*>(memory);
+  for (uint32_t i = 0; i < kMostTransfers; ++i) {
+    words_[i].store(0, std::memory_order_relaxed);
+    free_words_.push_back(i);
+  }
+  out_ = Staging::make(d, session_.vgpus);
+  in_ = Staging::make(d, session_.vgpus);
+  session_.use(0);
+  if (out_ && in_) return true;
+  *why = "there is no pinned memory for it";
+  return false;
+}
+
+bool NodeLink::start_threads() {
+  return keeper_.start(
+             "link-keeper", [this] { look_after(); }, channel::Signals::kBlocked) &&
+         writer_.start(
+             "link-writer", [this] { write_all(); }, channel::Signals::kBlocked) &&
+         reader_.start("link-reader", [this] { read_all(); }, channel::Signals::kBlocked);
+}
+
+// Has another connection made where this side dials, and notices that none came.
+void NodeLink::look_after() {
+  for (;;) {
+    const bool dial = dials_ && stream()->wait_for_break(kLookNs);
+    std::unique_lock lock(mutex_);
+    if (over_) return;
+    if (dial) {
+      answered_ = false;
+      lock.unlock();
+      const bool asked = ask_(stream()->next_epoch());
+      lock.lock();
+      if (asked) changed_.wait_for(lock, kAnswer, [this] { return answered_ || over_; });
+      if (!over_ && stream()->broken_since() != 0)
+        changed_.wait_for(lock, kAgain, [this] { return over_; });
+    } else if (!dials_) {
+      changed_.wait_for(lock, kLook, [this] { return over_; });
+    }
+    lock.unlock();
+    if (stream()->look(kSilentMs)) return lose("its connection broke, and none followed in time");
+  }
+}
+
+void NodeLink::connected(uint32_t epoch,
+                         std::unique_ptr<channel::ResumableStream::Connection> connection) {
+  stream()->resume(epoch, std::move(connection));
+  std::lock_guard lock(mutex_);
+  answered_ = true;
+  changed_.notify_all();
+}
+
+void NodeLink::refused(const std::string& why, bool over) {
+  if (over) return lose(why);
+  std::lock_guard lock(mutex_);
+  answered_ = true;
+  changed_.notify_all();
+}
+
+void NodeLink::fail() {
+  std::lock_guard lock(mutex_);
+  if (failed_ || over_) return;
+  failed_ = true;
+  to_say_.push_back({LinkMessageKind::kFailed, 0, 0});
+  changed_.notify_all();
+}
+
+// Streams that wait go on. What was to come into this node's memory has not, so the session's work
+// is not what its client thinks: that is an error of the node, as where a device outside of CUDA
+// breaks its word. Whoever only waits for an event, or sends, is told by the other node's end.
+void NodeLink::lose(const std::string& why) {
+  bool damaged = false, failed, was_open;
+  {
+    std::lock_guard lock(mutex_);
+    if (over_) return;
+    over_ = true;
+    why_ = why;
+    failed = failed_;
+    was_open = open_;
+    for (const auto& [_, t] : transfers_) damaged |= t->end == End::kReceives && !t->is_event();
+    changed_.notify_all();
+  }
+  stream()->end();
+  ask_(0);
+  if (was_open) {
+    if (damaged && !failed) incomplete();
+    session_.endpoint().tell_link_lost(peer_);
+    process::log_error("the link to the client's vGPU " + std::to_string(peer_) +
+                       " on another node is over: " + why);
+  }
+  std::lock_guard lock(mutex_);
+  for (const auto& [_, t] : transfers_) release(*t);
+  transfers_.clear();
+  to_send_.clear();
+}
+
+void NodeLink::incomplete() {
+  process::log_error("a copy from another node did not come to its end: the session has failed");
+  session_.endpoint().publish_error(CUDA_ERROR_EXTERNAL_DEVICE, false);
+}
+
+void NodeLink::gpu_failed(CUresult error) {
+  session_.endpoint().publish_error(error, false);
+  fail();
+}
+
+// ---- transfers
+
+CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device, CUstream stream,
+                         CUevent event) {
+  const auto t = std::make_shared<Transfer>();
+  t->end = end;
+  t->of = of;
+  t->device = device;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] {
+      return over_ || (transfers_.size() < kMostTransfers && !free_words_.empty());
+    });
+    if (over_) {
+      lock.unlock();
+      if (end == End::kReceives && !t->is_event()) incomplete();
+      return CUDA_SUCCESS;
+    }
+    if (end == End::kSends) t->ready = early_.erase(of.transfer) > 0;
+    if (end == End::kReceives || !t->is_event()) {
+      t->word = free_words_.front();
+      free_words_.pop_front();
+      t->value = ++word_values_[t->word];
+    }
+    transfers_[of.transfer] = t;
+  }
+  const CUresult e = issue(*t, stream, event);
+  if (e == CUDA_SUCCESS) return e;
+  std::lock_guard lock(mutex_);
+  release(*t);
+  transfers_.erase(of.transfer);
+  return e;
+}
+
+CUresult NodeLink::issue(Transfer& t, CUstream stream, CUevent event) {
+  const Driver& d = session_.driver;
+  const bool sends = t.end == End::kSends;
+  if (t.is_event() && !sends) {
+    std::lock_guard lock(mutex_);
+    t.reached = true;
+    to_say_.push_back({LinkMessageKind::kReady, 0, t.of.transfer});
+    changed_.notify_all();
+  } else {
+    if (t.is_event())
+      if (const CUresult e = d.cuStreamWaitEvent(stream, event, 0); e != CUDA_SUCCESS) return e;
+    if (const CUresult e = tell(stream, &NodeLink::reached, t.of.transfer); e != CUDA_SUCCESS)
+      return e;
+    if (t.is_event()) return CUDA_SUCCESS;
+  }
+  return d.cuStreamWaitValue64_v2(stream, words_at_ + t.word * sizeof(uint64_t), t.value,
+                                  CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+namespace {
+struct Told {
+  NodeLink* link;
+  void (NodeLink::*what)(uint64_t);
+  uint64_t transfer;
+};
+}  // namespace
+
+// Told at this point of the stream, on a thread of the driver's, which is never held up.
+CUresult NodeLink::tell(CUstream stream, void (NodeLink::*what)(uint64_t), uint64_t transfer) {
+  const auto run = [](void* given) {
+    const std::unique_ptr<Told> told(static_cast<Told*>(given));
+    (told->link->*told->what)(told->transfer);
+  };
+  auto told = std::make_unique<Told>(Told{this, what, transfer});
+  const CUresult e =
+      call(session_.driver.cuLaunchHostFunc, stream, CUhostFn{run}, static_cast<void*>(told.get()));
+  if (e == CUDA_SUCCESS) told.release();  // it is the stream's now
+  return e;
+}
+
+void NodeLink::reached(uint64_t transfer) {
+  std::lock_guard lock(mutex_);
+  const auto it = transfers_.find(transfer);
+  if (it == transfers_.end()) return;
+  const Known& t = it->second;
+  t->reached = true;
+  if (t->end == End::kReceives)
+    to_say_.push_back({LinkMessageKind::kReady, 0, transfer});
+  else if (t->ready)
+    to_send_.push_back(t);
+  changed_.notify_all();
+}
+
+void NodeLink::landed(uint64_t transfer) {
+  std::lock_guard lock(mutex_);
+  const auto it = transfers_.find(transfer);
+  if (it == transfers_.end()) return;
+  release(*it->second);
+  transfers_.erase(it);
+  to_say_.push_back({LinkMessageKind::kArrived, 0, transfer});
+  changed_.notify_all();
+}
+
+bool NodeLink::knows(uint64_t transfer) {
+  std::lock_guard lock(mutex_);
+  return transfers_.contains(transfer);
+}
+
+NodeLink::Known NodeLink::find(uint64_t transfer, End end) {
+  std::lock_guard lock(mutex_);
+  const auto it = transfers_.find(transfer);
+  return it != transfers_.end() && it->second->end == end ? it->second : nullptr;
+}
+
+// Its word may be another's at once: that one waits for more.
+void NodeLink::release(Transfer& t) {
+  if (t.value == 0) return;
+  words_[t.word].store(t.value, std::memory_order_release);
+  free_words_.push_back(t.word);
+  t.value = 0;
+}
+
+void NodeLink::finish(const Known& t) {
+  std::lock_guard lock(mutex_);
+  release(*t);
+  transfers_.erase(t->of.transfer);
+  changed_.notify_all();
+}
+
+// ---- what the peer says
+
+// What no worker of ours says. The peer was taken over, or is of a release that does not fit.
+bool NodeLink::broken(const std::string& what) {
+  lose("the other node's worker " + what);
+  return false;
+}
+
+bool NodeLink::take(const wire::LinkMessage& m) {
+  if (m.bytes != 0 && m.kind != LinkMessageKind::kData)
+    return broken("sent bytes with a message that has none");
+  switch (m.kind) {
+    case LinkMessageKind::kReady:
+      return take_ready(m.transfer);
+    case LinkMessageKind::kData:
+      return take_data(m.transfer, m.bytes);
+    case LinkMessageKind::kArrived: {
+      const Known t = find(m.transfer, End::kSends);
+      if (!t || t->is_event() || t->done != t->bytes())
+        return broken("has all of a copy that was not sent");
+      finish(t);
+      return true;
+    }
+    case LinkMessageKind::kEvent: {
+      const Known t = find(m.transfer, End::kReceives);
+      if (!t || !t->is_event()) return broken("tells of an event that nobody waits for");
+      finish(t);
+      return true;
+    }
+    case LinkMessageKind::kFailed:
+      return broken("tells that its GPU has failed");
+  }
+  return broken("says what no worker says");
+}
+
+bool NodeLink::take_ready(uint64_t transfer) {
+  std::unique_lock lock(mutex_);
+  const auto it = transfers_.find(transfer);
+  bool good;
+  if (it == transfers_.end()) {
+    good = early_.size() < kMostTransfers && early_.insert(transfer).second;
+  } else {
+    Transfer& t = *it->second;
+    good = t.end == End::kSends && !t.ready;
+    t.ready |= good;
+    if (good && t.reached) {
+      to_send_.push_back(it->second);
+      changed_.notify_all();
+    }
+  }
+  lock.unlock();
+  return good || broken("is ready for a transfer twice, or for too many");
+}
+
+}  // namespace sluice::worker

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// The connection of this session's worker to that of another node which has vGPUs of the same
+// client (docs/protocol.md, "Between nodes"): copies between the two nodes' memory, and events of
+// the one that streams of the other wait for. Each transfer has two ends, of which the client tells
+// each worker its own; a message names a transfer and never an address. So a peer that was taken
+// over reaches the bytes of copies to here that this node's client has asked for, and nothing else.
+//
+// Nobody waits for anybody: the streams of both ends wait for words in pinned memory, which are
+// written when a transfer is done. A sender sends what its receiver is ready for, so no message
+// waits for another's transfer, and whatever streams wait for one another natively may do so here.
+// Three threads: one writes (and copies out of the GPU), one reads (and copies in), one looks after
+// the connection, which is made again where it breaks (channel/resumable_stream.h).
+//
+// What is bounded: transfers under way, numbers that a peer is ready for before the client has told
+// this side of them, staging memory. Whoever is told of more transfers waits, as for CUDA's own
+// full queue.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "channel/resumable_stream.h"
+#include "channel/thread.h"
+#include "wire/bodies/commands.h"
+#include "worker/driver.h"
+#include "worker/link_staging.h"
+
+namespace sluice::worker {
+
+class Session;
+
+class NodeLink {
+ public:
+  static constexpr size_t kMostTransfers = 1024;
+
+  // `peer`: the first of the client's vGPUs there. `dials`: whether this side has its server dial:
+  // `ask` has it do so, for a connection with that epoch, and with 0 says that the link is over.
+  NodeLink(Session& session, uint32_t peer, bool dials, std::function<bool(uint32_t epoch)> ask);
+  ~NodeLink();
+
+  // Memory, threads and a first connection. False with `why`: there is no link.
+  bool open(std::string* why);
+  bool is_open();
+
+  // An end of a transfer, of which the range and the stream have been checked and the context is
+  // current; may wait for room. kSends with `event` set and no rows: it is the event's.
+  enum class End { kSends, kReceives };
+  CUresult begin(End end, const wire::NodeTransfer& transfer, uint32_t device, CUstream stream,
+                 CUevent event);
+  // Whether a transfer with this number is under way here.
+  bool knows(uint64_t transfer);
+
+  // The server has a connection, or none; not the main thread, as the peer is waited for.
+  void connected(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> connection);
+  void refused(const std::string& why, bool over);
+  // This session's GPU has failed: the peer is told, and nothing goes on.
+  void fail();
+
+ private:
+  struct Transfer {
+    End end;
+    wire::NodeTransfer of;
+    uint32_t device = 0;               // whose memory it is
+    uint32_t word = 0;                 // of the stream that waits
+    uint64_t value = 0;                // that it waits for; 0: none does
+    std::atomic<uint64_t> done{0};     // bytes that were sent, or have come
+    std::atomic<bool> reached{false};  // by the stream
+    bool ready = false;                // the receiver is, as the sender was told
+    bool is_event() const { return of.rows == 0; }
+    uint64_t bytes() const { return of.width * of.rows; }
+  };
+  using Known = std::shared_ptr<Transfer>;
+
+  bool start_threads();
+  bool make_words(std::string* why);
+  channel::ResumableStream* stream();  // made at its first use
+  void look_after();
+  void lose(const std::string& why);
+  void incomplete();
+  void gpu_failed(CUresult error);
+
+  CUresult issue(Transfer& t, CUstream stream, CUevent event);
+  CUresult tell(CUstream stream, void (NodeLink::*what)(uint64_t), uint64_t transfer);
+  void reached(uint64_t transfer);
+  void landed(uint64_t transfer);
+  Known find(uint64_t transfer, End end);
+  void release(Transfer& t);  // mutex_ held
+  void finish(const Known& t);
+
+  bool broken(const std::string& what);
+  bool take(const wire::LinkMessage& message);
+  bool take_ready(uint64_t transfer);
+
+  // node_link_copies.cc
+  void write_all();
+  bool say_waiting();
+  bool say(const wire::LinkMessage& message);
+  bool send(const Known& t);
+  bool send_pieces(Transfer& t);
+  bool send_piece(const Transfer& t, const Staging::Piece& piece, size_t bytes);
+  void read_all();
+  bool read_exactly(void* to, size_t n);
+  bool take_data(uint64_t transfer, uint32_t bytes);
+  Staging::Piece piece_for_data();
+  bool copy(const Transfer& t, uint64_t at, std::byte* host, size_t bytes);
+
+  Session& session_;
+  const uint32_t peer_;
+  const bool dials_;
+  const std::function<bool(uint32_t)> ask_;
+
+  std::mutex stream_mutex_;
+  std::unique_ptr<channel::ResumableStream> stream_;
+
+  std::mutex open_mutex_;
+  bool opened_ = false;  // it was tried
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  bool open_ = false, over_ = false, failed_ = false;
+  std::string why_;
+  bool answered_ = false;  // what was asked of the server
+  std::map<uint64_t, Known> transfers_;
+  std::set<uint64_t> early_;  // the receiver is ready, and the client has not told this side yet
+  std::deque<wire::LinkMessage> to_say_;
+  std::deque<Known> to_send_;
+  std::deque<uint32_t> free_words_;
+  std::array<uint64_t, kMostTransfers> word_values_{};
+
+  std::atomic<uint64_t>* words_ = nullptr;  // pinned; each counts the transfers that used it
+  CUdeviceptr words_at_ = 0;
+  std::unique_ptr<Staging> out_, in_;
+  // The reader's: what the GPU may still read, oldest first.
+  std::deque<std::pair<uint32_t, Staging::Piece>> landing_;
+  channel::Thread writer_, reader_, keeper_;
+};
+
+}  // namespace sluice::worker
