@@ -272,8 +272,9 @@ void RdmaConnection::arm_for(Role role) {
   uint64_t nudged;
   if (::read(nudges_[static_cast<size_t>(role)], &nudged, sizeof nudged) < 0) nudged = 0;
   drain_events();
+  // A reader is woken when the other side thinks it worth it, a writer by each word of room too.
   // Only who waits for room has something of what was sent.
-  if (ibv_req_notify_cq(objects_->received, 0) != 0 ||
+  if (ibv_req_notify_cq(objects_->received, role == Role::kReader) != 0 ||
       (role == Role::kWriter && ibv_req_notify_cq(objects_->sent, 0) != 0))
     fail("the RDMA device is gone");
   progress(true);
@@ -324,7 +325,7 @@ bool RdmaConnection::look() {
 bool RdmaConnection::greet() {
   {
     std::lock_guard lock(post_mutex_);
-    if (!post(Kind::kGreeting, 0, nullptr, 0, 0, true)) return false;
+    if (!post(Kind::kGreeting, 0, nullptr, 0, 0, true, true)) return false;
   }
   return !broken_.load();
 }
