@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kSleepMs = 2000;  // then look whether all is well
 // How long a port may be down before another way is looked for: a link that is back sooner is worth
-// waiting for, since a session that has left RDMA does not come back to it.
+// waiting for, since a session that has left RDMA comes back to it only seconds later.
 constexpr uint64_t kPortDownNs = 2'000'000'000;
 // A quarter of a second until a packet is sent again, six times: a way that is gone is given up
 // within two seconds or, where the adapter takes its time, eight. Not seven: that is "for ever" to
@@ -256,9 +256,14 @@ void RdmaConnection::hear_device() {
   ibv_async_event event{};
   while (verbs_.ibv_get_async_event(device_->context(), &event) == 0) {
     const ibv_event_type type = event.event_type;
-    const bool fatal = type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_QP_FATAL ||
-                       type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
-                       type == IBV_EVENT_CQ_ERR;
+    // The device may have another connection's, which follows this one or was before it.
+    const bool of_pair = event.element.qp == objects_->queue_pair;
+    const bool of_queue =
+        event.element.cq == objects_->received || event.element.cq == objects_->sent;
+    const bool fatal = type == IBV_EVENT_DEVICE_FATAL ||
+                       (of_pair && (type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
+                                    type == IBV_EVENT_QP_ACCESS_ERR)) ||
+                       (of_queue && type == IBV_EVENT_CQ_ERR);
     verbs_.ibv_ack_async_event(&event);
     if (type == IBV_EVENT_PORT_ERR) port_down_since_.store(now_ns());
     if (type == IBV_EVENT_PORT_ACTIVE) port_down_since_.store(0);

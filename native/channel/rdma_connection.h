@@ -211,12 +211,15 @@ class RdmaStream : public Stream {
     if (const auto c = use_->get()) c->finish();
     Stream::finish();
   }
-  // What is to be done now and then for one who is idle; it may outlive the stream.
-  std::function<void()> looking() const {
+  // What is to be done now and then for one who is idle; it may outlive the stream. False: the
+  // connection is over.
+  std::function<bool()> looking() const {
     return [weak = std::weak_ptr<Use>(use_)] {
       const auto use = weak.lock();
       const auto c = use ? use->get() : nullptr;
-      if (c && c->look()) use->drop();
+      const bool over = c && c->look();
+      if (over) use->drop();
+      return c && !over;
     };
   }
 

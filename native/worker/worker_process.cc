@@ -213,23 +213,26 @@ void WorkerProcess::run_session() {
 }
 
 // In a thread of its own: the client is waited for, and need not answer. With a subflow it is no
-// other connection but one beside.
+// other connection but one beside; with RDMA it follows the present one only if that is agreed.
 void WorkerProcess::resume(process::Message& m) {
   std::string error;
   uint64_t epoch = 0, subflow = 0;
   m.number("epoch", &epoch);
   const bool beside = m.verb == "subflow" && m.number("subflow", &subflow);
+  const bool by_rdma = m.text("rdma") == "1";
   auto connection = open_connection(m, &error);
   if (!connection) return process::log_error(error);
   if (!session_ || !session_->endpoint().resumable()) return;
   // Held in a word that the thread may copy.
   const auto next = std::make_shared<std::unique_ptr<channel::ResumableStream::Connection>>(
       std::move(connection));
-  const bool started = channel::start_detached("resume", [this, next, epoch, subflow, beside] {
+  const bool started = channel::start_detached("resume", [=, this] {
     Endpoint& endpoint = session_->endpoint();
     if (beside)
       endpoint.take_subflow(static_cast<uint32_t>(epoch), static_cast<uint32_t>(subflow),
                             std::move(*next));
+    else if (by_rdma)
+      endpoint.resume_over_rdma(static_cast<uint32_t>(epoch), std::move(*next));
     else if (endpoint.resume(static_cast<uint32_t>(epoch), std::move(*next)))
       process::log_info("the session goes on over another connection");
   });

@@ -122,6 +122,12 @@ class Resumption:
                 CudaStatus.NOT_SUPPORTED,
                 f"subflow {asked.subflow}: [server] bulk_connections here is {self._subflows}",
             )
+        by_rdma = bool(asked.flags & ResumeFlags.OVER_RDMA)
+        if by_rdma and not (session.requester.by_network and session.worker.record.rdma):
+            raise RefusalError(
+                CudaStatus.NOT_SUPPORTED,
+                f"session {session.id} has no RDMA here: its worker was started without",
+            )
         key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
         await send(_reply(0, asked, nonce=nonce, proof=ours))
@@ -142,8 +148,14 @@ class Resumption:
             fields["subflow"] = str(asked.subflow)
             session.worker.tell(Message("subflow", fields), [connected.fileno()])
             return
+        if by_rdma:
+            fields["rdma"] = "1"  # whether it comes to that the worker says, by its log and status
         session.worker.tell(Message("resume", fields), [connected.fileno()])
-        text = "session %s: its client has another connection, epoch %d"
+        text = (
+            "session %s: its client asks for RDMA, epoch %d"
+            if by_rdma
+            else "session %s: its client has another connection, epoch %d"
+        )
         who = session.requester.owner
         PEERS.info("resumed", who, text, session.id, asked.epoch)
 
