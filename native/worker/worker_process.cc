@@ -2,7 +2,6 @@
 #include "worker/worker_process.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -33,7 +32,6 @@ constexpr int kLastWorkMs = 2'000;
 // How long the last words of a process may take. What keeps them from being said keeps nothing
 // else.
 constexpr unsigned kLastWordsSeconds = 5;
-constexpr rlim_t kLockedBytes = 64 << 20;  // by RDMA, which takes less
 
 process::End lost(Endpoint& endpoint) {
   using wire::EndCause;
@@ -49,7 +47,7 @@ bool WorkerProcess::prepare(std::string* error) {
   process::join_cgroup(options_.cgroup);
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
-  allow_locked_memory();
+  if (!options_.rdma.empty()) process::allow_locked_memory();
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // MPS knows its clients by their user, which they are before the driver begins.
   if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
@@ -65,15 +63,6 @@ bool WorkerProcess::prepare(std::string* error) {
   *error = options_.driver + ": " + *error +
            (options_.visible.empty() ? "" : " among " + options_.visible);
   return false;
-}
-
-// How much memory it may lock is said while it may say so; whoever may not keeps what he has.
-void WorkerProcess::allow_locked_memory() {
-  const rlimit wanted{kLockedBytes, kLockedBytes};
-  rlimit had{};
-  if (options_.rdma.empty() || getrlimit(RLIMIT_MEMLOCK, &had) != 0) return;
-  if (had.rlim_cur < kLockedBytes && setrlimit(RLIMIT_MEMLOCK, &wanted) != 0)
-    process::log_info("RLIMIT_MEMLOCK stays as it is");
 }
 
 // As the user that the process stays, since the kernel takes nothing from who has become another

@@ -58,9 +58,12 @@ class StaticOptions:
     bulk_connections: int = 4
     run_together: bool = False  # as in control_plane.py
     rdma: bool = False
+    metrics_port: int = 0
     bind: str = "127.0.0.1"
 
-    def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
+    def config(
+        self, run_dir: Path, log_dir: Path, *, metrics: bool = False, **more: Any
+    ) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
         users = {}
         if self.uid is not None:
@@ -93,6 +96,7 @@ class StaticOptions:
                 "throttle": {"run_together": self.run_together},
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
+                **({"metrics": {"listen": f"127.0.0.1:{self.metrics_port}"}} if metrics else {}),
                 "health": {"gpu_acceptance": "off", "watch": False},
             }
         )
@@ -117,7 +121,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
     async with contextlib.AsyncExitStack() as running:
         for folder in (run_dir, run_dir / "r"):
             running.callback(end_standing_processes, folder)
-        config = options.config(run_dir, options.log_dir)
+        config = options.config(run_dir, options.log_dir, metrics=options.metrics_port > 0)
         await _start(Server(config, static), running)
         if not links[0].side.inventory().gpus:
             raise StartError(f"no GPU was found; {options.log_dir} has the logs")
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("--bulk-connections", type=int, default=4, help="at most, of a session")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
     parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
+    parser.add_argument("--metrics-port", type=int, default=0, help="of its metrics (0: none)")
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)

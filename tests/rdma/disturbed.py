@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from holder import Holder
 
@@ -32,7 +35,7 @@ def main() -> None:
     if name in CHANGES:
         found = change(name, idle=sys.argv[2:] == ["idle"])
     else:
-        found = {"killed": killed, "worker-killed": worker_killed}[name]()
+        found = {"killed": killed, "worker-killed": worker_killed, "flaps": flaps}[name]()
     print(json.dumps(found))
 
 
@@ -56,6 +59,56 @@ def change(name: str, *, idle: bool) -> dict[str, Any]:
         "workers": len(workers()),
         "said": holder.kill(),
     }
+
+
+def flaps() -> dict[str, Any]:
+    """The link goes down and comes back, twice, while programs copy and wait.
+
+    How the channels of the two sessions are shown after each step, and what became of them.
+    """
+    others = Counter(shown_channels())
+    pipe = subprocess.PIPE
+    program = [sys.executable, str(Path(__file__).with_name("copying.py"))]
+    copying = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert copying.stdout
+    ready = copying.stdout.readline()
+    assert ready == "ready\n", ready + copying.communicate()[1]
+    holder = Holder(dict(os.environ))
+    shown = [settled("rdma", others)]
+    worked = [holder.work()]
+    for _ in range(2):
+        for state, channel in (("down", "tcp"), ("up", "rdma")):
+            subprocess.run(["ip", "link", "set", "d0", state], check=True)
+            shown.append(settled(channel, others))
+        worked.append(holder.work())
+    copied, said = copying.communicate("", timeout=GONE_SECONDS)
+    return {
+        "shown": shown,
+        "worked": worked,
+        "copied": [int(word) for word in copied.split()],
+        "copying_said": said,
+        "holder_said": holder.kill(),
+    }
+
+
+def settled(channel: str, others: Counter[str]) -> dict[str, int]:
+    """The channels that two sessions besides others are shown with: of one kind, or a minute on."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        shown = Counter(shown_channels())
+        shown.subtract(others)
+        found = {name: count for name, count in shown.items() if count > 0}
+        if found == {channel: 2} or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def shown_channels() -> dict[str, int]:
+    """The server's sessions by the channels that they have now, from its metrics."""
+    with urlopen(f"http://127.0.0.1:{os.environ['METRICS_PORT']}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^sluice_server_sessions\{channel="(\w+)"\} (\d+)', text, re.MULTILINE)
+    return {channel: int(count) for channel, count in found}
 
 
 def is_up() -> bool:
