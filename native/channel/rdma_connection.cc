@@ -244,8 +244,8 @@ void RdmaConnection::nudge() {
   }
 }
 
+// event_mutex_ held.
 void RdmaConnection::drain_events() {
-  std::lock_guard lock(event_mutex_);
   ibv_cq* queue = nullptr;
   void* unused = nullptr;
   while (verbs_.ibv_get_cq_event(objects_->channel, &queue, &unused) == 0)
@@ -273,15 +273,22 @@ void RdmaConnection::hear_device() {
 }
 
 void RdmaConnection::arm_for(Role role) {
-  sleeps_[static_cast<size_t>(role)].store(true);
-  uint64_t nudged;
-  if (::read(nudges_[static_cast<size_t>(role)], &nudged, sizeof nudged) < 0) nudged = 0;
-  drain_events();
-  // A reader is woken when the other side thinks it worth it, a writer by each word of room too.
-  // Only who waits for room has something of what was sent.
-  if (ibv_req_notify_cq(objects_->received, role == Role::kReader) != 0 ||
-      (role == Role::kWriter && ibv_req_notify_cq(objects_->sent, 0) != 0))
-    fail("the RDMA device is gone");
+  const auto r = static_cast<size_t>(role);
+  bool armed;
+  {
+    // What is drained here may have been meant for the other who sleeps, so it is armed for both.
+    std::lock_guard lock(event_mutex_);
+    sleeps_[r].store(true);
+    uint64_t nudged;
+    if (::read(nudges_[r], &nudged, sizeof nudged) < 0) nudged = 0;
+    drain_events();
+    // A reader is woken when the other side thinks it worth it, a writer by each word of room too,
+    // and by what has gone, as only he has something of that.
+    const bool writes = sleeps_[static_cast<size_t>(Role::kWriter)].load();
+    armed = ibv_req_notify_cq(objects_->received, !writes) == 0 &&
+            (!writes || ibv_req_notify_cq(objects_->sent, 0) == 0);
+  }
+  if (!armed) fail("the RDMA device is gone");
   progress(true);
 }
 

@@ -212,12 +212,12 @@ class RdmaStream : public Stream {
     Stream::finish();
   }
   // What is to be done now and then for one who is idle; it may outlive the stream. False: the
-  // connection is over.
-  std::function<bool()> looking() const {
-    return [weak = std::weak_ptr<Use>(use_)] {
+  // connection is over, or was left: then the stream may live on, but not the connection.
+  std::function<bool(bool left)> looking() const {
+    return [weak = std::weak_ptr<Use>(use_)](bool left) {
       const auto use = weak.lock();
       const auto c = use ? use->get() : nullptr;
-      const bool over = c && c->look();
+      const bool over = c && (left || c->look());
       if (over) use->drop();
       return c && !over;
     };

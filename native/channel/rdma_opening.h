@@ -47,8 +47,9 @@ bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
                        std::shared_ptr<RdmaConnection>* end, std::string* why);
 
 // What is to be done every few seconds by one who may be idle. It hears the device, ends the socket
-// of a connection that is over, as a reader would, and lets the device go. False: it is over.
-using RdmaLook = std::function<bool()>;
+// of a connection that is over, as a reader would, and lets the device go. False: it is over, also
+// because the session `left` it.
+using RdmaLook = std::function<bool(bool left)>;
 // What carries the session from here on: a Stream that is over when `socket` is.
 std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end,
                                     RdmaLook* looking = nullptr);

@@ -112,7 +112,8 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
   };
   StreamChannel::Look look;
   if (moved) {
-    const auto way = std::make_shared<RdmaWay>(choice, dial, session, std::move(looking));
+    const auto way =
+        std::make_shared<RdmaWay>(choice, dial, session, std::move(looking), connection->socket);
     look = [way](channel::ResumableStream* stream) { way->look(stream); };
   }
   return std::make_unique<StreamChannel>(

@@ -21,17 +21,19 @@ int64_t now() { return static_cast<int64_t>(channel::now_ns()); }
 }  // namespace
 
 RdmaWay::RdmaWay(channel::RdmaChoice choice, Dial dial, SessionProof session,
-                 channel::RdmaLook looking)
+                 channel::RdmaLook looking, int socket)
     : choice_(std::move(choice)),
       dial_(std::move(dial)),
       session_(std::move(session)),
       looking_(std::move(looking)),
+      socket_(socket),
       begun_at_(now()),
       pause_(kFirstPause) {}
 
 void RdmaWay::look(channel::ResumableStream* stream) {
   if (looking_) {
-    if (looking_()) return;
+    // The other side may have left it first, and said so by the socket alone.
+    if (looking_(stream->socket() != socket_)) return;
     looking_ = {};
     if (now() - begun_at_ >= kLasting) pause_ = kFirstPause;
     next_at_ = now() + pause_;
@@ -41,6 +43,7 @@ void RdmaWay::look(channel::ResumableStream* stream) {
   std::string why;
   if (resume_over_rdma(dial_, session_, stream, choice_, &looking_, &why)) {
     begun_at_ = now();
+    socket_ = stream->socket();
     log_line(LogLevel::kInfo, "the session goes over RDMA again");
   } else {
     log_line(LogLevel::kDebug, "the session does not come back to RDMA yet: " + why);

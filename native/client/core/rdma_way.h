@@ -14,8 +14,9 @@ namespace sluice::client {
 
 class RdmaWay {
  public:
-  // `looking` is the present connection's (channel/rdma_opening.h).
-  RdmaWay(channel::RdmaChoice choice, Dial dial, SessionProof session, channel::RdmaLook looking);
+  // `looking` is the present connection's (channel/rdma_opening.h), beside that socket.
+  RdmaWay(channel::RdmaChoice choice, Dial dial, SessionProof session, channel::RdmaLook looking,
+          int socket);
   void look(channel::ResumableStream* stream);
 
  private:
@@ -23,6 +24,7 @@ class RdmaWay {
   const Dial dial_;
   const SessionProof session_;
   channel::RdmaLook looking_;  // empty: it goes over TCP
+  int socket_;                 // beside it
   int64_t begun_at_, next_at_ = 0;
   int64_t pause_;
 };

@@ -441,6 +441,34 @@ TEST(RdmaOpening, AnOfferIsFoundBehindTheRecordAndNowhereElse) {
   EXPECT_FALSE(find_rdma_offer(reply, &offer));
 }
 
+// A relay's client shall not learn where the node's end is.
+TEST(RdmaOpening, AnOfferIsTakenOutOfTheReplyAgain) {
+  std::vector<std::byte> reply(sizeof(wire::OpenReply) + sizeof(wire::SessionRecord) +
+                               sizeof(wire::DeviceRecord));
+  wire::SessionRecord record{};
+  record.device_count = 1;
+  record.device_bytes = sizeof(wire::DeviceRecord);
+  record.record_bytes = static_cast<uint32_t>(reply.size() - sizeof(wire::OpenReply));
+  const auto put_record = [&] {
+    std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
+  };
+  put_record();
+  const std::vector<std::byte> before = reply;
+  remove_rdma_offer(&reply);
+  EXPECT_EQ(reply, before);
+  wire::RdmaTerms said = no_rdma("");
+  said.header = {sizeof said, wire::kRdmaOffer, wire::kNoLane, 0, 0};
+  const auto* bytes = reinterpret_cast<const std::byte*>(&said);
+  reply.insert(reply.end(), bytes, bytes + sizeof said);
+  record.record_bytes += static_cast<uint32_t>(sizeof said);
+  put_record();
+  remove_rdma_offer(&reply);
+  EXPECT_EQ(reply, before);
+  reply.clear();
+  remove_rdma_offer(&reply);
+  EXPECT_TRUE(reply.empty());
+}
+
 TEST(RdmaOpening, ADeviceIsNamedWithItsPortAndItsGid) {
   RdmaChoice c;
   ASSERT_TRUE(read_rdma_choice("mlx5_0:2:3", &c));
