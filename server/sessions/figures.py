@@ -64,7 +64,12 @@ FAMILIES = (
         "Commands whose clients waited for an answer.",
         ("channel",),
     ),
-    Family("sluice_server_sessions", "gauge", "Sessions here, by the channel that they have now.", ("channel",)),
+    Family(
+        "sluice_server_sessions",
+        "gauge",
+        "Sessions here, by the channel that they have now.",
+        ("channel",),
+    ),
     Family(
         "sluice_server_sessions_disconnected",
         "gauge",

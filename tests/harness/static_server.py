@@ -129,7 +129,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
         if options.http_port:
             await running.enter_async_context(StaticTickets(links[0]).listening(options.http_port))
         if options.relay:
-            lent = {"node_name": "beside", "driver": "none", "enable_relay": True}
+            lent: dict[str, Any] = {"node_name": "beside", "driver": "none", "enable_relay": True}
             beside = options.config(run_dir / "r", options.log_dir / "beside", **lent)
             await _start(Server(beside, relayed), running)
             sockets = {beside.client_socket: Path(f"{options.socket}.relay"), **sockets}

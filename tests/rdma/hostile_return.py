@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run in the guest by test_sessions.py: a client that says nonsense where it asks to come back to RDMA.
+"""Run in the guest by test_sessions.py: nonsense where a client asks to come back to RDMA.
 
 A program works over RDMA meanwhile. Prints JSON: what each attempt heard, the CUresults of the
 program's work after each, and how its session's channel is shown at the end.
@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from disturbed import shown_channels  # noqa: E402
-from holder import Holder  # noqa: E402
+from disturbed import shown_channels
+from holder import Holder
 
-from sluice.protocol import frames  # noqa: E402
-from sluice.protocol.frames import ControlFunction, ResumeFlags  # noqa: E402
-from sluice.server.listeners.resumption import proof  # noqa: E402
-from tests.withstand.resuming import answered, asked_of, prove  # noqa: E402
+from sluice.protocol import frames
+from sluice.protocol.frames import ControlFunction, ResumeFlags
+from sluice.server.listeners.resumption import proof
+from tests.withstand.resuming import answered, asked_of, prove
 
 TERMS = frames.RdmaTerms.BYTES
 EPOCH, TRIES = 50, 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks to go on over RDMA with a session whose node has none: refused, and nothing happens to it.
+"""Who asks to go on over RDMA with a session whose node has none: refused, and nothing else.
 
 With RDMA it is tests/rdma.
 """
