@@ -283,10 +283,10 @@ void RdmaConnection::arm_for(Role role) {
     if (::read(nudges_[r], &nudged, sizeof nudged) < 0) nudged = 0;
     drain_events();
     // A reader is woken when the other side thinks it worth it, a writer by each word of room too,
-    // and by what has gone, as only he has something of that.
+    // and by what has gone where that is what he lacks.
     const bool writes = sleeps_[static_cast<size_t>(Role::kWriter)].load();
     armed = ibv_req_notify_cq(objects_->received, !writes) == 0 &&
-            (!writes || ibv_req_notify_cq(objects_->sent, 0) == 0);
+            (!writes || !other_has_room() || ibv_req_notify_cq(objects_->sent, 0) == 0);
   }
   if (!armed) fail("the RDMA device is gone");
   progress(true);

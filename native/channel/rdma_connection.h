@@ -10,8 +10,8 @@
 // As for any Stream, one thread reads at a time and one writes. Threads that wait look at the
 // completion queues for a moment, then sleep on the queues' event channel, the device's events and
 // the socket over which the connection was agreed, whose end is the connection's. Who sends says
-// with which pieces it is worth waking a reader: the last of a write, and one in each quarter of
-// the ring. Being woken for each piece takes longer than copying it.
+// with which pieces it is worth waking a reader: the last of a write, and one in each half of the
+// ring. Being woken for each piece takes longer than copying it.
 #pragma once
 
 #include <poll.h>
@@ -118,6 +118,7 @@ class RdmaConnection {
   bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled,
             bool solicited);
   size_t room() const;
+  bool other_has_room() const;
   size_t await_room();
   void give_credit();
   void arm_for(Role role);

@@ -158,6 +158,12 @@ bool RdmaConnection::post(Kind kind, uint32_t said, const void* from, size_t n, 
 
 // ---- sending
 
+// Whether the other side could take more, so that it is this side's stage or queue that is full.
+bool RdmaConnection::other_has_room() const {
+  return sent_.load() - released_.load() < other_.ring_bytes &&
+         pieces_sent_.load() - pieces_released_.load() < other_.receives;
+}
+
 // How much of one piece there is room for now, on both sides.
 size_t RdmaConnection::room() const {
   const uint64_t sent = sent_.load();
@@ -212,7 +218,7 @@ bool RdmaConnection::write(iovec* parts, int count) {
     sent_.store(at + n);  // before it goes: it may be acknowledged at once
     const uint64_t ring = other_.area + kCreditPage;
     unsolicited_ += n;
-    const bool solicited = left == 0 || unsolicited_ >= other_.ring_bytes / 4;
+    const bool solicited = left == 0 || unsolicited_ >= other_.ring_bytes / 2;
     if (solicited) unsolicited_ = 0;
     if (!post(Kind::kData, static_cast<uint32_t>(n), to, n, ring + at % other_.ring_bytes, false,
               solicited))

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -66,7 +65,7 @@ def flaps() -> dict[str, Any]:
 
     How the channels of the two sessions are shown after each step, and what became of them.
     """
-    others = Counter(shown_channels())
+    settled({})  # sessions of programs that ended just now
     pipe = subprocess.PIPE
     program = [sys.executable, str(Path(__file__).with_name("copying.py"))]
     copying = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -74,11 +73,11 @@ def flaps() -> dict[str, Any]:
     ready = copying.stdout.readline()
     assert ready == "ready\n", ready + copying.communicate()[1]
     holder = Holder(dict(os.environ))
-    shown = [settled("rdma", others)]
+    shown = [settled({"rdma": 2})]
     worked = [holder.work()]
     for state, channel in (("down", "tcp"), ("up", "rdma")):
         subprocess.run(["ip", "link", "set", "d0", state], check=True)
-        shown.append(settled(channel, others))
+        shown.append(settled({channel: 2}))
     worked.append(holder.work())
     copied, said = copying.communicate("", timeout=GONE_SECONDS)
     return {
@@ -90,14 +89,12 @@ def flaps() -> dict[str, Any]:
     }
 
 
-def settled(channel: str, others: Counter[str]) -> dict[str, int]:
-    """The channels that two sessions besides others are shown with: of one kind, or a minute on."""
+def settled(wanted: dict[str, int]) -> dict[str, int]:
+    """The channels that sessions are shown with: once they are as wanted, or a minute later."""
     deadline = time.monotonic() + GONE_SECONDS
     while True:
-        shown = Counter(shown_channels())
-        shown.subtract(others)
-        found = {name: count for name, count in shown.items() if count > 0}
-        if found == {channel: 2} or time.monotonic() > deadline:
+        found = {channel: count for channel, count in shown_channels().items() if count}
+        if found == wanted or time.monotonic() > deadline:
             return found
         time.sleep(0.5)
 
