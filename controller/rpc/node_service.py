@@ -225,7 +225,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 return
             since = connection.disconnected_since or None
             self._grant_service.begin(
-                lambda: pool.lifecycle.session_connection(connection.session_id, since)
+                lambda: pool.lifecycle.session_connection(
+                    connection.session_id, since, connection.channel
+                )
             )
         elif kind == "session_ended":
             ended = report.session_ended

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kSleepMs = 2000;  // then look whether all is well
 // How long a port may be down before another way is looked for: a link that is back sooner is worth
-// waiting for, since a session that has left RDMA does not come back to it.
+// waiting for, since a session that has left RDMA comes back to it only seconds later.
 constexpr uint64_t kPortDownNs = 2'000'000'000;
 // A quarter of a second until a packet is sent again, six times: a way that is gone is given up
 // within two seconds or, where the adapter takes its time, eight. Not seven: that is "for ever" to
@@ -244,8 +244,8 @@ void RdmaConnection::nudge() {
   }
 }
 
+// event_mutex_ held.
 void RdmaConnection::drain_events() {
-  std::lock_guard lock(event_mutex_);
   ibv_cq* queue = nullptr;
   void* unused = nullptr;
   while (verbs_.ibv_get_cq_event(objects_->channel, &queue, &unused) == 0)
@@ -256,9 +256,14 @@ void RdmaConnection::hear_device() {
   ibv_async_event event{};
   while (verbs_.ibv_get_async_event(device_->context(), &event) == 0) {
     const ibv_event_type type = event.event_type;
-    const bool fatal = type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_QP_FATAL ||
-                       type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
-                       type == IBV_EVENT_CQ_ERR;
+    // The device may have another connection's, which follows this one or was before it.
+    const bool of_pair = event.element.qp == objects_->queue_pair;
+    const bool of_queue =
+        event.element.cq == objects_->received || event.element.cq == objects_->sent;
+    const bool fatal = type == IBV_EVENT_DEVICE_FATAL ||
+                       (of_pair && (type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
+                                    type == IBV_EVENT_QP_ACCESS_ERR)) ||
+                       (of_queue && type == IBV_EVENT_CQ_ERR);
     verbs_.ibv_ack_async_event(&event);
     if (type == IBV_EVENT_PORT_ERR) port_down_since_.store(now_ns());
     if (type == IBV_EVENT_PORT_ACTIVE) port_down_since_.store(0);
@@ -268,14 +273,22 @@ void RdmaConnection::hear_device() {
 }
 
 void RdmaConnection::arm_for(Role role) {
-  sleeps_[static_cast<size_t>(role)].store(true);
-  uint64_t nudged;
-  if (::read(nudges_[static_cast<size_t>(role)], &nudged, sizeof nudged) < 0) nudged = 0;
-  drain_events();
-  // Only who waits for room has something of what was sent.
-  if (ibv_req_notify_cq(objects_->received, 0) != 0 ||
-      (role == Role::kWriter && ibv_req_notify_cq(objects_->sent, 0) != 0))
-    fail("the RDMA device is gone");
+  const auto r = static_cast<size_t>(role);
+  bool armed;
+  {
+    // What is drained here may have been meant for the other who sleeps, so it is armed for both.
+    std::lock_guard lock(event_mutex_);
+    sleeps_[r].store(true);
+    uint64_t nudged;
+    if (::read(nudges_[r], &nudged, sizeof nudged) < 0) nudged = 0;
+    drain_events();
+    // A reader is woken when the other side thinks it worth it, a writer by each word of room too,
+    // and by what has gone where that is what he lacks.
+    const bool writes = sleeps_[static_cast<size_t>(Role::kWriter)].load();
+    armed = ibv_req_notify_cq(objects_->received, !writes) == 0 &&
+            (!writes || !other_has_room() || ibv_req_notify_cq(objects_->sent, 0) == 0);
+  }
+  if (!armed) fail("the RDMA device is gone");
   progress(true);
 }
 
@@ -324,7 +337,7 @@ bool RdmaConnection::look() {
 bool RdmaConnection::greet() {
   {
     std::lock_guard lock(post_mutex_);
-    if (!post(Kind::kGreeting, 0, nullptr, 0, 0, true)) return false;
+    if (!post(Kind::kGreeting, 0, nullptr, 0, 0, true, true)) return false;
   }
   return !broken_.load();
 }

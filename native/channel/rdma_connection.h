@@ -9,7 +9,9 @@
 //
 // As for any Stream, one thread reads at a time and one writes. Threads that wait look at the
 // completion queues for a moment, then sleep on the queues' event channel, the device's events and
-// the socket over which the connection was agreed, whose end is the connection's.
+// the socket over which the connection was agreed, whose end is the connection's. Who sends says
+// with which pieces it is worth waking a reader: the last of a write, and one in each half of the
+// ring. Being woken for each piece takes longer than copying it.
 #pragma once
 
 #include <poll.h>
@@ -113,8 +115,10 @@ class RdmaConnection {
   void progress(bool insist);           // insist: also where another thread does
   bool take(const ibv_wc& completion);  // false: the other side breaks the rules
   void reap();                          // post_mutex_ held
-  bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled);
+  bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled,
+            bool solicited);
   size_t room() const;
+  bool other_has_room() const;
   size_t await_room();
   void give_credit();
   void arm_for(Role role);
@@ -157,7 +161,7 @@ class RdmaConnection {
   std::mutex post_mutex_;                    // of the send queue, and of:
   std::array<uint64_t, kSends> position_{};  // of the stream behind each piece, by its number
   std::atomic<uint64_t> posted_{0};          // pieces, credits and so on
-  uint64_t unsignaled_ = 0, unsignaled_bytes_ = 0;
+  uint64_t unsignaled_ = 0, unsignaled_bytes_ = 0, unsolicited_ = 0;
   std::atomic<uint64_t> retired_{0}, completed_{0};  // of posted_, and of sent_
   std::atomic<uint64_t> sent_{0}, pieces_sent_{0};
 
@@ -208,12 +212,15 @@ class RdmaStream : public Stream {
     if (const auto c = use_->get()) c->finish();
     Stream::finish();
   }
-  // What is to be done now and then for one who is idle; it may outlive the stream.
-  std::function<void()> looking() const {
-    return [weak = std::weak_ptr<Use>(use_)] {
+  // What is to be done now and then for one who is idle; it may outlive the stream. False: the
+  // connection is over, or was left: then the stream may live on, but not the connection.
+  std::function<bool(bool left)> looking() const {
+    return [weak = std::weak_ptr<Use>(use_)](bool left) {
       const auto use = weak.lock();
       const auto c = use ? use->get() : nullptr;
-      if (c && c->look()) use->drop();
+      const bool over = c && (left || c->look());
+      if (over) use->drop();
+      return c && !over;
     };
   }
 

@@ -2,6 +2,7 @@
 #include "channel/rdma_device.h"
 
 #include <dirent.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -107,6 +108,8 @@ bool RdmaDevice::is_up() const {
                                  reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) == 0 &&
          attributes.state == IBV_PORT_ACTIVE;
 }
+
+bool RdmaDevice::is_there() const { return access(context_->device->dev_path, F_OK) == 0; }
 
 bool RdmaDevice::choose_port(const RdmaChoice& choice, std::string* error) {
   const uint32_t first = choice.port ? choice.port : 1, last = choice.port ? choice.port : 8;

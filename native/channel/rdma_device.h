@@ -36,6 +36,9 @@ class RdmaDevice {
 
   // Whether its port carries data now. A system call.
   bool is_up() const;
+  // Whether the kernel still has it. One that it takes away may wait until nobody has it open any
+  // more, as soft RoCE's does: who keeps it for later asks now and then.
+  bool is_there() const;
 
   const Verbs& verbs() const { return verbs_; }
   ibv_context* context() const { return context_; }

@@ -24,6 +24,7 @@ bool RdmaDevice::any(std::string* why_not) {
 }
 
 RdmaDevice::~RdmaDevice() = default;
+bool RdmaDevice::is_there() const { return false; }
 
 std::shared_ptr<RdmaDevice> RdmaDevice::open(const RdmaChoice&, std::string* error) {
   *error = kWhy;
@@ -44,20 +45,24 @@ wire::RdmaTerms offer_rdma(const std::shared_ptr<RdmaDevice>&, const std::string
   return no_rdma(kWhy);
 }
 
+bool say_rdma_offer(Stream*, const wire::RdmaTerms&) { return false; }
+bool hear_rdma_offer(Stream*, int, wire::RdmaTerms*) { return false; }
+void remove_rdma_offer(std::vector<std::byte>*) {}
+
 bool settle_rdma_offer(Stream*, int, std::shared_ptr<RdmaConnection>*, std::string*) {
   return true;  // nothing was offered
 }
 
 bool find_rdma_offer(std::span<const std::byte>, wire::RdmaTerms*) { return false; }
 
-bool answer_rdma_offer(Stream*, int, const wire::RdmaTerms&, const RdmaChoice&,
-                       std::shared_ptr<RdmaConnection>* end, std::string* why) {
+bool answer_rdma_offer(Stream*, int, const wire::RdmaTerms&, const std::shared_ptr<RdmaDevice>&,
+                       const std::string&, std::shared_ptr<RdmaConnection>* end, std::string* why) {
   end->reset();
   *why = kWhy;
   return true;
 }
 
-std::unique_ptr<Stream> rdma_stream(int, std::shared_ptr<RdmaConnection>, std::function<void()>*) {
+std::unique_ptr<Stream> rdma_stream(int, std::shared_ptr<RdmaConnection>, RdmaLook*) {
   return nullptr;
 }
 int rdma_descriptor(const RdmaConnection&) { return -1; }

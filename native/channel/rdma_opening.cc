@@ -54,6 +54,16 @@ std::string gid_text(const uint8_t* gid) {
   return text;
 }
 
+// Where the offer stands in an opening reply, if there is one; 0: it is no such reply.
+size_t end_of_devices(std::span<const std::byte> reply) {
+  wire::SessionRecord record;
+  const size_t at = sizeof(wire::OpenReply) + sizeof record;
+  if (reply.size() < at) return 0;
+  std::memcpy(&record, reply.data() + sizeof(wire::OpenReply), sizeof record);
+  if (record.device_count > wire::kMaxDevices || record.device_bytes > reply.size()) return 0;
+  return at + size_t{record.device_count} * record.device_bytes;
+}
+
 std::string reason_of(RdmaConnection& end) {
   const std::string why = end.why();
   return why.empty() ? "" : " (" + why + ")";
@@ -72,10 +82,21 @@ wire::RdmaTerms offer_rdma(const std::shared_ptr<RdmaDevice>& device, const std:
                            std::shared_ptr<RdmaConnection>* end) {
   std::string why = why_none;
   end->reset();
-  if (device) *end = RdmaConnection::make(device, &why);
+  if (device && !device->is_up())
+    why = "the port " + std::to_string(device->port()) + " of " + device->name() + " is down";
+  else if (device)
+    *end = RdmaConnection::make(device, &why);
   wire::RdmaTerms terms = *end ? (*end)->terms() : no_rdma(why);
   terms.header = {sizeof terms, wire::kRdmaOffer, wire::kNoLane, 0, 0};
   return terms;
+}
+
+bool say_rdma_offer(Stream* over, const wire::RdmaTerms& offer) {
+  return say(over, offer, wire::kRdmaOffer);
+}
+
+bool hear_rdma_offer(Stream* over, int socket, wire::RdmaTerms* offer) {
+  return hear(over, socket, kAnswerSeconds, wire::kRdmaOffer, offer);
 }
 
 bool settle_rdma_offer(Stream* over, int socket, std::shared_ptr<RdmaConnection>* end,
@@ -98,27 +119,34 @@ bool settle_rdma_offer(Stream* over, int socket, std::shared_ptr<RdmaConnection>
 }
 
 bool find_rdma_offer(std::span<const std::byte> reply, wire::RdmaTerms* offer) {
-  wire::SessionRecord record;
-  size_t at = sizeof(wire::OpenReply) + sizeof record;
-  if (reply.size() < at) return false;
-  std::memcpy(&record, reply.data() + sizeof(wire::OpenReply), sizeof record);
-  if (record.device_count > wire::kMaxDevices || record.device_bytes > reply.size()) return false;
-  at += size_t{record.device_count} * record.device_bytes;
-  if (reply.size() < at + sizeof *offer) return false;
+  const size_t at = end_of_devices(reply);
+  if (at == 0 || reply.size() < at + sizeof *offer) return false;
   std::memcpy(offer, reply.data() + at, sizeof *offer);
   offer->message[sizeof offer->message - 1] = 0;
   return offer->header.function == wire::kRdmaOffer && offer->header.size == sizeof *offer;
 }
 
+void remove_rdma_offer(std::vector<std::byte>* reply) {
+  wire::RdmaTerms offer;
+  if (!find_rdma_offer(*reply, &offer)) return;
+  wire::SessionRecord record;
+  std::byte* const at = reply->data() + sizeof(wire::OpenReply);
+  std::memcpy(&record, at, sizeof record);
+  record.record_bytes = static_cast<uint32_t>(end_of_devices(*reply) - sizeof(wire::OpenReply));
+  std::memcpy(at, &record, sizeof record);
+  reply->resize(sizeof(wire::OpenReply) + record.record_bytes);
+}
+
 bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
-                       const RdmaChoice& choice, std::shared_ptr<RdmaConnection>* end,
-                       std::string* why) {
+                       const std::shared_ptr<RdmaDevice>& device, const std::string& why_none,
+                       std::shared_ptr<RdmaConnection>* end, std::string* why) {
   end->reset();
   if (offer.status != 0) {
     *why = std::string("the node has none: ") + offer.message;
     return true;  // it waits for no answer
   }
-  if (const auto device = RdmaDevice::open(choice, why)) *end = RdmaConnection::make(device, why);
+  *why = why_none;
+  if (device) *end = RdmaConnection::make(device, why);
   if (*end && !(*end)->connect(offer, why)) end->reset();
   if (!say(over, *end ? (*end)->terms() : no_rdma(*why), wire::kRdmaAnswer)) return false;
   // Where nothing comes the worker is in the same case, and says so.
@@ -132,7 +160,7 @@ bool answer_rdma_offer(Stream* over, int socket, const wire::RdmaTerms& offer,
 }
 
 std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> end,
-                                    std::function<void()>* looking) {
+                                    RdmaLook* looking) {
   auto stream = std::make_unique<RdmaStream>(socket, std::move(end));
   if (looking) *looking = stream->looking();
   return stream;

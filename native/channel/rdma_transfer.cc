@@ -125,8 +125,9 @@ void RdmaConnection::reap() {
 }
 
 // post_mutex_ held. `signaled`: its completion is asked for, and with it that of all before.
+// `solicited`: a reader at the other side that sleeps is woken.
 bool RdmaConnection::post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to,
-                          bool signaled) {
+                          bool signaled, bool solicited) {
   if (broken_.load()) return false;
   ibv_sge piece{reinterpret_cast<uintptr_t>(from), static_cast<uint32_t>(n), memory_->stage_key()};
   ibv_send_wr wr{};
@@ -143,6 +144,7 @@ bool RdmaConnection::post(Kind kind, uint32_t said, const void* from, size_t n, 
     wr.send_flags |= IBV_SEND_SIGNALED;
     unsignaled_ = unsignaled_bytes_ = 0;
   }
+  if (solicited) wr.send_flags |= IBV_SEND_SOLICITED;
   if (n > 0 && n <= inline_) wr.send_flags |= IBV_SEND_INLINE;
   position_[number % kSends] = sent_.load();
   posted_.store(number);
@@ -155,6 +157,12 @@ bool RdmaConnection::post(Kind kind, uint32_t said, const void* from, size_t n, 
 }
 
 // ---- sending
+
+// Whether the other side could take more, so that it is this side's stage or queue that is full.
+bool RdmaConnection::other_has_room() const {
+  return sent_.load() - released_.load() < other_.ring_bytes &&
+         pieces_sent_.load() - pieces_released_.load() < other_.receives;
+}
 
 // How much of one piece there is room for now, on both sides.
 size_t RdmaConnection::room() const {
@@ -209,7 +217,11 @@ bool RdmaConnection::write(iovec* parts, int count) {
     pieces_sent_.fetch_add(1);
     sent_.store(at + n);  // before it goes: it may be acknowledged at once
     const uint64_t ring = other_.area + kCreditPage;
-    if (!post(Kind::kData, static_cast<uint32_t>(n), to, n, ring + at % other_.ring_bytes, false))
+    unsolicited_ += n;
+    const bool solicited = left == 0 || unsolicited_ >= other_.ring_bytes / 2;
+    if (solicited) unsolicited_ = 0;
+    if (!post(Kind::kData, static_cast<uint32_t>(n), to, n, ring + at % other_.ring_bytes, false,
+              solicited))
       return false;
     reap();
   }
@@ -233,7 +245,7 @@ bool RdmaConnection::flush() {
   {
     std::lock_guard lock(post_mutex_);
     if (posted_.load() == retired_.load()) return true;
-    if (unsignaled_ > 0 && !post(Kind::kGreeting, 0, nullptr, 0, 0, true)) return false;
+    if (unsignaled_ > 0 && !post(Kind::kGreeting, 0, nullptr, 0, 0, true, true)) return false;
   }
   while (!broken_.load() && posted_.load() != retired_.load()) {
     if (now_ns() >= until) return false;
@@ -246,7 +258,7 @@ bool RdmaConnection::flush() {
 void RdmaConnection::finish() {
   {
     std::lock_guard lock(post_mutex_);
-    if (!post(Kind::kFinish, 0, nullptr, 0, 0, true)) return;
+    if (!post(Kind::kFinish, 0, nullptr, 0, 0, true, true)) return;
   }
   flush();
 }
@@ -285,7 +297,8 @@ void RdmaConnection::give_credit() {
   credit.consumed.store(consumed);
   credit.pieces.store(pieces);
   const auto place = static_cast<uint32_t>(credits_given_ % kRdmaCredits);
-  if (!post(Kind::kCredit, place, &credit, kCreditBytes, other_.area + place * kCreditBytes, false))
+  if (!post(Kind::kCredit, place, &credit, kCreditBytes, other_.area + place * kCreditBytes, false,
+            false))
     return;
   ++credits_given_;
   credited_ = consumed;

@@ -62,7 +62,7 @@ bool make_session_key(std::string_view one_time_key, uint64_t session_id, Sessio
 }
 
 Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,
-                      std::string* error, std::optional<uint32_t> subflow) {
+                      std::string* error, const ResumeAs& as) {
   const tls::OpenSsl* o = tls::OpenSsl::get(error);
   if (!o) {
     *error = "its connection broke, and another cannot be made without OpenSSL: install it";
@@ -75,10 +75,11 @@ Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id
   asked.protocol_minor = wire::kProtocolMinor;
   asked.session_id = session_id;
   asked.epoch = epoch;
-  if (subflow) {
+  if (as.subflow) {
     asked.flags = wire::kSubflow;
-    asked.subflow = *subflow;
+    asked.subflow = *as.subflow;
   }
+  if (as.rdma) asked.flags |= wire::kOverRdma;
   if (getrandom(asked.nonce, sizeof asked.nonce, 0) != sizeof asked.nonce) {
     *error = "the machine has no random numbers yet";
     return Resumed::kNotNow;

@@ -24,9 +24,15 @@ bool make_session_key(std::string_view one_time_key, uint64_t session_id, Sessio
 // kNever: `error` is why the session is over.
 enum class Resumed { kYes, kNotNow, kNever };
 
-// Over a connection that is new. After kYes come both sides' StreamRecords. With `subflow` it is to
-// be that one of the connection which has the epoch; kNever is no end of the session then.
+// What it is to be: that subflow of the connection which has the epoch; or the next connection, if
+// RDMA is agreed beside it (rdma_opening.h). With either kNever is no end of the session.
+struct ResumeAs {
+  std::optional<uint32_t> subflow = {};
+  bool rdma = false;
+};
+
+// Over a connection that is new. After kYes come both sides' StreamRecords, or first an RdmaOffer.
 Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,
-                      std::string* error, std::optional<uint32_t> subflow = {});
+                      std::string* error, const ResumeAs& as = {});
 
 }  // namespace sluice::channel

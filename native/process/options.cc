@@ -65,7 +65,8 @@ std::vector<Option> options_of(SessionProcess* process) {
           text_option("--cgroup", &process->cgroup),
           number_option("--uid", &process->uid, kMostAccount),
           number_option("--gid", &process->gid, kMostAccount),
-          switch_option("--sandbox", &process->sandbox)};
+          switch_option("--sandbox", &process->sandbox),
+          text_option("--rdma", &process->rdma)};
 }
 
 void join_cgroup(const std::string& folder) {

@@ -33,6 +33,7 @@ struct SessionProcess {
   std::string cgroup;  // a folder; "": it stays where it is
   uint32_t uid = 0, gid = 0;
   bool sandbox = true;
+  std::string rdma;  // NAME[:PORT[:GID]] of the device for sessions by RDMA; "": none
 };
 std::vector<Option> options_of(SessionProcess* process);
 

@@ -18,6 +18,8 @@
 #include <cstring>
 #include <vector>
 
+#include "process/log.h"
+
 namespace sluice::process {
 
 namespace {
@@ -175,6 +177,14 @@ void keep_to_chosen_ports() {
 }
 
 }  // namespace
+
+void allow_locked_memory() {
+  constexpr rlim_t kBytes = 64 << 20;
+  const rlimit wanted{kBytes, kBytes};
+  rlimit had{};
+  if (getrlimit(RLIMIT_MEMLOCK, &had) != 0 || had.rlim_cur >= kBytes) return;
+  if (setrlimit(RLIMIT_MEMLOCK, &wanted) != 0) log_info("RLIMIT_MEMLOCK stays as it is");
+}
 
 bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error) {
   // Capabilities that exec could bring back are of no use either.

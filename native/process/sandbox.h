@@ -9,6 +9,10 @@
 
 namespace sluice::process {
 
+// As much memory as RDMA takes may be locked: said while that may be said, before
+// drop_privileges(). Whoever may not say so keeps what he has.
+void allow_locked_memory();
+
 // Drops to uid/gid (when running as root and they are not 0) and all capabilities. False with
 // `error`.
 bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error);

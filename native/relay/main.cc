@@ -51,8 +51,9 @@ class Relay {
  private:
   void handle(process::Message& message);
   void start_session(process::Message& message);
+  void open_rdma(Target* target);
   void follow_up(const Target& target, process::Message& message);
-  void dial(const Target& target, const Resuming& session, uint32_t epoch, int64_t until);
+  void dial(Target target, const Resuming& session, uint32_t epoch, int64_t until);
   bool map_slot(const process::Message& message, channel::MappedSlot* slot, std::string* error);
   std::unique_ptr<Pump> make_pump(channel::MappedSlot slot);
   void begin();
@@ -146,6 +147,7 @@ void Relay::start_session(process::Message& m) {
     ::close(ca);
   }
   described_ = target.describe();
+  open_rdma(&target);
   channel::MappedSlot mapped;
   if (!m.text("resume_key").empty()) {
     if (!map_slot(m, &mapped, &error)) return refuse(error, kUnknown);
@@ -157,7 +159,8 @@ void Relay::start_session(process::Message& m) {
   if (!open_at(target, &connected, &opened))
     return refuse(opened.error, opened.status ? opened.status : kNotReady);
   // From here on a client is listened to; nothing has to be opened or connected any more.
-  if (options_.sandbox && !process::restrict_system_calls(true, false, &error))
+  target.rdma.reset();
+  if (options_.sandbox && !process::restrict_system_calls(true, connected.over_rdma, &error))
     return refuse(error, kUnknown);
   if (!map_slot(m, &mapped, &error)) return refuse(error, kUnknown);
   wire::OpenReply reply;
@@ -169,8 +172,22 @@ void Relay::start_session(process::Message& m) {
   if (!pump->open(opened.reply, &error)) return refuse(error, kUnknown);
   pump_ = std::move(pump);
   process::log_info("session started over " + channel_ + ", relayed to " + described_ +
-                    (target.tls ? " under TLS" : ""));
+                    (connected.over_rdma ? " over RDMA, by " + connected.way
+                     : target.tls        ? " under TLS"
+                                         : ""));
+  if (!options_.rdma.empty() && !connected.over_rdma)
+    process::log_info("it does not go over RDMA: " + connected.way);
   begin();
+}
+
+// Where it fails the session goes over TCP.
+void Relay::open_rdma(Target* target) {
+  if (options_.rdma.empty()) return;
+  channel::RdmaChoice choice;
+  if (channel::read_rdma_choice(options_.rdma, &choice))
+    target->rdma = channel::RdmaDevice::open(choice, &target->why_no_rdma);
+  else
+    target->why_no_rdma = "--rdma " + options_.rdma + " is no NAME[:PORT[:GID]]";
 }
 
 std::unique_ptr<Pump> Relay::make_pump(channel::MappedSlot slot) {
@@ -232,11 +249,16 @@ void Relay::follow_up(const Target& target, process::Message& m) {
                kUnknown);
 }
 
-void Relay::dial(const Target& target, const Resuming& session, uint32_t epoch, int64_t until) {
+void Relay::dial(Target target, const Resuming& session, uint32_t epoch, int64_t until) {
   Connected connected;
   std::string error;
-  for (uint64_t pause = kFirstPauseNs;; pause = std::min(pause * 2, kLongestPauseNs), ++epoch) {
-    const channel::Resumed done = resume_at(target, session, epoch, &connected, &error);
+  if (target.rdma &&
+      resume_at(target, session, epoch++, true, &connected, &error) != channel::Resumed::kYes)
+    process::log_info("the session goes on over TCP: " +
+                      (connected.way.empty() ? error : connected.way));
+  for (uint64_t pause = kFirstPauseNs; !connected.over_rdma;
+       pause = std::min(pause * 2, kLongestPauseNs), ++epoch) {
+    const channel::Resumed done = resume_at(target, session, epoch, false, &connected, &error);
     if (done == channel::Resumed::kYes) break;
     if (done == channel::Resumed::kNever || static_cast<int64_t>(channel::now_ns()) >= until) {
       process::log_error("the session does not go on: " + error);
@@ -247,13 +269,15 @@ void Relay::dial(const Target& target, const Resuming& session, uint32_t epoch, 
     }
     channel::sleep_ns(pause);
   }
-  if (options_.sandbox && !process::restrict_system_calls(true, false, &error))
+  target.rdma.reset();
+  if (options_.sandbox && !process::restrict_system_calls(true, connected.over_rdma, &error))
     return pump_->end({wire::EndCause::kWorkerFailed, error}, kUnknown);
   pump_->carry(std::move(connected.stream), connected.socket);
   pump_->outlive(epoch + channel::kFirstLink, [this] { lost(); });
   if (!pump_->take_up())
     return pump_->end({wire::EndCause::kClientEnded, "the client closed its session"}, 0);
-  process::log_info("the session goes on over another connection to " + described_);
+  process::log_info("the session goes on over another connection to " + described_ +
+                    (connected.over_rdma ? ", over RDMA by " + connected.way : ""));
   begin();
 }
 
@@ -281,6 +305,7 @@ void Relay::handle(process::Message& m) {
 int Relay::run() {
   std::string error;
   process::join_cgroup(options_.cgroup);
+  if (!options_.rdma.empty()) process::allow_locked_memory();
   if (!process::drop_privileges(options_.uid, options_.gid, &error) ||
       (options_.sandbox && !process::restrict_system_calls(false, false, &error))) {
     process::log_error(error);
@@ -339,7 +364,8 @@ int main(int argc, char** argv) {
     return sluice::relay::Relay(std::move(options)).run();
   std::fprintf(stderr,
                "sluice-relay: %s\nusage: sluice-relay --id ID --control FD [--uid N --gid N] "
-               "[--cgroup PATH] [--sandbox on|off]\nStarted by sluice-server; docs/protocol.md "
+               "[--cgroup PATH] [--sandbox on|off] [--rdma NAME[:PORT[:GID]]]\nStarted by "
+               "sluice-server; docs/protocol.md "
                "says how.\n",
                error.c_str());
   return 2;

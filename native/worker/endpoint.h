@@ -47,6 +47,11 @@ class Endpoint {
   virtual bool resume(uint32_t, std::unique_ptr<channel::ResumableStream::Connection>) {
     return false;
   }
+  // The same, over RDMA: the client has asked for that and is told what there is. Where it does not
+  // come to that the session's present connection stays what it is.
+  virtual bool resume_over_rdma(uint32_t, std::unique_ptr<channel::ResumableStream::Connection>) {
+    return false;
+  }
   // Another that carries bulk beside the one with that epoch, if there is still that one.
   virtual bool take_subflow(uint32_t, uint32_t,
                             std::unique_ptr<channel::ResumableStream::Connection>) {
@@ -96,7 +101,7 @@ class Endpoint {
   // A link to another node is over (node_link.h): copies to and from there go by way of the client.
   virtual void tell_link_lost(uint32_t) {}
   virtual uint64_t bytes_in() const = 0;
-  // Whether it goes over RDMA now, which was agreed when the record was published.
+  // Whether it goes over RDMA now: as was agreed when the record was published, or since.
   virtual bool over_rdma() const { return false; }
 };
 

@@ -28,7 +28,6 @@ bool read_options(int argc, char** argv, Options* o, std::string* error) {
       {"--libraries",
        [=](const char* value) { return o->libraries = split(value), std::string(); }},
       process::text_option("--visible-devices", &o->visible),
-      process::text_option("--rdma", &o->rdma),
       {"--confine",
        [=](const char* value) -> std::string {
          o->waits = std::strcmp(value, "session") == 0;

@@ -15,8 +15,7 @@ struct Options : process::SessionProcess {
   std::string visible;                 // UUIDs of GPUs, with commas; "": all
   bool waits = false;                  // for its session, which says whom it becomes
   bool meter = true;                   // what libraries take is charged to the session
-  std::string rdma;         // NAME[:PORT[:GID]] of the device for sessions by RDMA; "": none
-  bool concurrent = false;  // through MPS: uid and gid are its daemon's
+  bool concurrent = false;             // through MPS: uid and gid are its daemon's
 };
 
 // False with `error`.

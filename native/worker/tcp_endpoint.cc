@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint over a TCP connection, or one after the other, or over RDMA beside the first of
-// them: frames in, replies out. Shares no memory.
+// The endpoint over a TCP connection, or one after the other, or over RDMA beside one of them:
+// frames in, replies out. Shares no memory.
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -73,6 +74,7 @@ class TcpEndpoint : public Endpoint {
   }
   int connection() const override { return resumable_ ? -1 : socket_; }
   bool lost() override {
+    let_removed_device_go();
     return resumable_ ? resumable_->look(kSilentMs) : channel::unheard_of(socket_, kUnheardMs);
   }
   bool closed_by_client() override { return resumable_ && resumable_->was_closed(); }
@@ -80,6 +82,14 @@ class TcpEndpoint : public Endpoint {
   int64_t broken_since() const override { return resumable_ ? resumable_->broken_since() : 0; }
   bool resume(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) override {
     return resumable_ && resumable_->resume(epoch, std::move(next));
+  }
+  bool resume_over_rdma(uint32_t epoch,
+                        std::unique_ptr<channel::ResumableStream::Connection> next) override {
+    // One at a time: each has memory of its own until it is agreed.
+    if (!resumable_ || agreeing_.exchange(true)) return false;
+    const bool goes_on = agree_again(epoch, std::move(next));
+    agreeing_ = false;
+    return goes_on;
   }
   bool take_subflow(uint32_t epoch, uint32_t number,
                     std::unique_ptr<channel::ResumableStream::Connection> subflow) override {
@@ -238,7 +248,6 @@ class TcpEndpoint : public Endpoint {
   void offer_rdma(std::vector<std::byte>* said) {
     const wire::RdmaTerms offer =
         channel::offer_rdma(rdma_plan_->device, rdma_plan_->why_none, &rdma_);
-    rdma_plan_->device.reset();  // it is the connection's now
     wire::SessionRecord record;
     std::byte* const at = said->data() + sizeof(wire::OpenReply);
     std::memcpy(&record, at, sizeof record);
@@ -263,12 +272,56 @@ class TcpEndpoint : public Endpoint {
     arm(EPOLL_CTL_ADD, channel::rdma_descriptor(*rdma_));
     return true;
   }
-  // Another connection has come: by TCP. The device is let go, or it could not be removed.
-  void leave_rdma() {
+  // Another connection is to follow the present one, by RDMA beside it. False: it does not.
+  bool agree_again(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) {
+    std::shared_ptr<channel::RdmaDevice> device;
+    std::string why = "the session did not begin over RDMA";
+    {
+      std::lock_guard lock(rdma_mutex_);
+      if (rdma_plan_) device = rdma_plan_->device, why = rdma_plan_->why_none;
+    }
+    std::shared_ptr<channel::RdmaConnection> end;
+    const wire::RdmaTerms offer = channel::offer_rdma(device, why, &end);
+    device.reset();
+    if (!channel::say_rdma_offer(next->stream.get(), offer) || !end ||
+        !channel::settle_rdma_offer(next->stream.get(), next->socket, &end, &why))
+      return false;
+    if (!end) return process::log_info("the session stays where it is: " + why), false;
+    const int s = next->socket;
+    const std::string way = channel::describe_rdma(*end);
+    next->stream = channel::rdma_stream(s, end);
+    {
+      std::lock_guard lock(rdma_mutex_);
+      coming_[s] = std::move(end);
+    }
+    const bool goes_on = resumable_->resume(epoch, std::move(next));
+    if (goes_on) process::log_info("the session goes over RDMA again, by " + way);
     std::lock_guard lock(rdma_mutex_);
-    over_rdma_ = false;
-    if (rdma_) epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*rdma_), nullptr);
-    rdma_.reset();
+    coming_.erase(s);
+    return goes_on;
+  }
+  // Another connection has come. What the one before had of RDMA is let go.
+  void begin_connection(int s) {
+    std::shared_ptr<channel::RdmaConnection> before;
+    {
+      std::lock_guard lock(rdma_mutex_);
+      before = std::move(rdma_);
+      if (before) epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*before), nullptr);
+      const auto coming = coming_.find(s);
+      rdma_ = coming == coming_.end() ? nullptr : coming->second;
+      over_rdma_ = rdma_ != nullptr;
+      if (!rdma_) return follow(s);
+      keep_alive(s);
+      arm(EPOLL_CTL_ADD, channel::rdma_descriptor(*rdma_));
+    }
+    wake_one();  // nobody has armed its queues yet
+  }
+  // The kernel may wait for that, while the session goes over TCP: it does not come back to it.
+  void let_removed_device_go() {
+    std::lock_guard lock(rdma_mutex_);
+    if (!rdma_plan_ || !rdma_plan_->device || rdma_plan_->device->is_there()) return;
+    rdma_plan_->device.reset();
+    rdma_plan_->why_none = "the node's RDMA device is gone";
   }
   std::shared_ptr<channel::RdmaConnection> rdma() const {
     std::lock_guard lock(rdma_mutex_);
@@ -290,9 +343,12 @@ class TcpEndpoint : public Endpoint {
   // A client that is gone without a word is noticed: within a few minutes, and within a quarter of
   // one where the session outlives that.
   void follow(int s) {
+    keep_alive(s);
+    arm(EPOLL_CTL_ADD, s);
+  }
+  void keep_alive(int s) {
     channel::keep_alive(s, terms_ ? channel::KeepAlive{.idle = 5, .interval = 3, .probes = 3}
                                   : channel::KeepAlive{.idle = 60, .interval = 20, .probes = 6});
-    arm(EPOLL_CTL_ADD, s);
   }
   // From the record on, which is the last that goes without them.
   void begin_records() {
@@ -300,10 +356,7 @@ class TcpEndpoint : public Endpoint {
         std::make_unique<channel::ResumableStream::Connection>(socket_, std::move(stream_)),
         *terms_);
     resumable_ = resumable.get();
-    resumable_->on_connection = [this](int s) {
-      leave_rdma();
-      follow(s);
-    };
+    resumable_->on_connection = [this](int s) { begin_connection(s); };
     // One that is closed would wake the sleepers for as long as it is there.
     resumable_->on_break = [this](int s) { epoll_ctl(epoll_, EPOLL_CTL_DEL, s, nullptr); };
     stream_ = std::move(resumable);
@@ -312,9 +365,10 @@ class TcpEndpoint : public Endpoint {
   const int socket_;  // the first
   const std::optional<channel::ResumableStream::Terms> terms_;
   std::optional<RdmaPlan> rdma_plan_;
-  mutable std::mutex rdma_mutex_;  // of the next two, once the session runs
+  mutable std::mutex rdma_mutex_;  // of the plan and of the next three, once the session runs
   std::shared_ptr<channel::RdmaConnection> rdma_;
-  std::atomic<bool> over_rdma_{false};
+  std::map<int, std::shared_ptr<channel::RdmaConnection>> coming_;  // by the socket beside each
+  std::atomic<bool> over_rdma_{false}, agreeing_{false};
   std::unique_ptr<channel::Stream> stream_;
   channel::ResumableStream* resumable_ = nullptr;  // the same, once it is one
   int epoll_, wakes_;

@@ -2,7 +2,6 @@
 #include "worker/worker_process.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,7 +33,6 @@ constexpr int kLastWorkMs = 2'000;
 // How long the last words of a process may take. What keeps them from being said keeps nothing
 // else.
 constexpr unsigned kLastWordsSeconds = 5;
-constexpr rlim_t kLockedBytes = 64 << 20;  // by RDMA, which takes less
 
 process::End lost(Endpoint& endpoint) {
   using wire::EndCause;
@@ -50,7 +48,7 @@ bool WorkerProcess::prepare(std::string* error) {
   process::join_cgroup(options_.cgroup);
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
-  allow_locked_memory();
+  if (!options_.rdma.empty()) process::allow_locked_memory();
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // MPS knows its clients by their user, which they are before the driver begins.
   if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
@@ -66,15 +64,6 @@ bool WorkerProcess::prepare(std::string* error) {
   *error = options_.driver + ": " + *error +
            (options_.visible.empty() ? "" : " among " + options_.visible);
   return false;
-}
-
-// How much memory it may lock is said while it may say so; whoever may not keeps what he has.
-void WorkerProcess::allow_locked_memory() {
-  const rlimit wanted{kLockedBytes, kLockedBytes};
-  rlimit had{};
-  if (options_.rdma.empty() || getrlimit(RLIMIT_MEMLOCK, &had) != 0) return;
-  if (had.rlim_cur < kLockedBytes && setrlimit(RLIMIT_MEMLOCK, &wanted) != 0)
-    process::log_info("RLIMIT_MEMLOCK stays as it is");
 }
 
 // As the user that the process stays, since the kernel takes nothing from who has become another
@@ -225,23 +214,26 @@ void WorkerProcess::run_session() {
 }
 
 // In a thread of its own: the client is waited for, and need not answer. With a subflow it is no
-// other connection but one beside.
+// other connection but one beside; with RDMA it follows the present one only if that is agreed.
 void WorkerProcess::resume(process::Message& m) {
   std::string error;
   uint64_t epoch = 0, subflow = 0;
   m.number("epoch", &epoch);
   const bool beside = m.verb == "subflow" && m.number("subflow", &subflow);
+  const bool by_rdma = m.text("rdma") == "1";
   auto connection = open_connection(m, &error);
   if (!connection) return process::log_error(error);
   if (!session_ || !session_->endpoint().resumable()) return;
   // Held in a word that the thread may copy.
   const auto next = std::make_shared<std::unique_ptr<channel::ResumableStream::Connection>>(
       std::move(connection));
-  const bool started = channel::start_detached("resume", [this, next, epoch, subflow, beside] {
+  const bool started = channel::start_detached("resume", [=, this] {
     Endpoint& endpoint = session_->endpoint();
     if (beside)
       endpoint.take_subflow(static_cast<uint32_t>(epoch), static_cast<uint32_t>(subflow),
                             std::move(*next));
+    else if (by_rdma)
+      endpoint.resume_over_rdma(static_cast<uint32_t>(epoch), std::move(*next));
     else if (endpoint.resume(static_cast<uint32_t>(epoch), std::move(*next)))
       process::log_info("the session goes on over another connection");
   });

@@ -29,7 +29,6 @@ class WorkerProcess {
 
  private:
   bool prepare(std::string* error);
-  void allow_locked_memory();
   void open_rdma();
   bool confine(uint32_t uid, uint32_t gid, std::string* error);
   bool become(const process::Message& message, std::string* error);

@@ -319,7 +319,7 @@ class DataPort:
         asked, rest = opened
         assignment = expected.assignment
         requester = Requester(
-            channel="rdma" if self._rdma and asked.takes_rdma and not assignment.relay else "tcp",
+            channel="rdma" if self._rdma and asked.takes_rdma else "tcp",
             host=host,
             program=asked.program or assignment.program,
         )

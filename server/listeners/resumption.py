@@ -124,6 +124,12 @@ class Resumption:
                 CudaStatus.NOT_SUPPORTED,
                 f"subflow {asked.subflow}: [server] bulk_connections here is {self._subflows}",
             )
+        by_rdma = bool(asked.flags & ResumeFlags.OVER_RDMA)
+        if by_rdma and not (session.requester.by_network and session.worker.record.rdma):
+            raise RefusalError(
+                CudaStatus.NOT_SUPPORTED,
+                f"session {session.id} has no RDMA here: its worker was started without",
+            )
         key, nonce = bytes.fromhex(secret), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
         await send(_reply(0, asked, nonce=nonce, proof=ours))
@@ -148,8 +154,14 @@ class Resumption:
             fields["subflow"] = str(asked.subflow)
             session.worker.tell(Message("subflow", fields), [connected.fileno()])
             return
+        if by_rdma:
+            fields["rdma"] = "1"  # whether it comes to that the worker says, by its log and status
         session.worker.tell(Message("resume", fields), [connected.fileno()])
-        text = "session %s: its client has another connection, epoch %d"
+        text = (
+            "session %s: its client asks for RDMA, epoch %d"
+            if by_rdma
+            else "session %s: its client has another connection, epoch %d"
+        )
         who = session.requester.owner
         PEERS.info("resumed", who, text, session.id, asked.epoch)
 
@@ -172,6 +184,9 @@ def _parse(frame: bytes) -> frames.ResumeSession:
             f"the client speaks protocol {asked.protocol_major}, this server "
             f"{frames.PROTOCOL_MAJOR}",
         )
+    # One thing at a time: what proves the right to one is none to another.
+    if asked.flags not in (0, *ResumeFlags):
+        raise BadOpen(CudaStatus.INVALID_VALUE, f"flags: {asked.flags:#x} is not one of them")
     if asked.epoch == 0 and not asked.flags & ResumeFlags.SUBFLOW:
         raise BadOpen(CudaStatus.INVALID_VALUE, "epoch: it begins with 1")
     return asked

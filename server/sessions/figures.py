@@ -64,7 +64,12 @@ FAMILIES = (
         "Commands whose clients waited for an answer.",
         ("channel",),
     ),
-    Family("sluice_server_sessions", "gauge", "Sessions here, by channel.", ("channel",)),
+    Family(
+        "sluice_server_sessions",
+        "gauge",
+        "Sessions here, by the channel that they have now.",
+        ("channel",),
+    ),
     Family(
         "sluice_server_sessions_disconnected",
         "gauge",
@@ -74,13 +79,13 @@ FAMILIES = (
     Family(
         "sluice_server_sessions_started_total",
         "counter",
-        "Sessions that began here, by channel.",
+        "Sessions that began here, by the channel that they had first.",
         ("channel",),
     ),
     Family(
         "sluice_server_sessions_ended_total",
         "counter",
-        "Sessions that ended here, by channel.",
+        "Sessions that ended here, by the channel that they had last.",
         ("channel",),
     ),
     Family(
@@ -219,6 +224,16 @@ class SessionFigures:
             for index in followed.places
             if status.get(key := f"vgpu.{index}.used_mib")
         }
+
+    def moved(self, session_id: str, channel: str) -> None:
+        """The session goes by this channel from now on: before its requester says so.
+
+        What it moved by then stays counted with the one that it had.
+        """
+        followed = self._followed.get(session_id)
+        if followed and followed.session.requester.channel != channel:
+            self._moved[followed.session.requester.channel].update(_moved(followed))
+            followed.base = {**followed.base, **followed.said}
 
     def started(self, channel: str, seconds: float) -> None:
         """A granted session has its worker, after so long."""

@@ -38,6 +38,10 @@ ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran"
 AT_ONCE, SECONDS_EACH = 32, 5.0
 
 
+#: Of clients that come to the data port. A session may go from one to the other, and back.
+NETWORK_CHANNELS = ("tcp", "rdma")
+
+
 @dataclass(slots=True)
 class Requester:
     """Who asks for a session, as the host knows it; `pidfd` is owned by whoever holds it."""
@@ -69,7 +73,12 @@ class Requester:
     @property
     def by_network(self) -> bool:
         """Whether its client came to the data port."""
-        return self.channel in ("tcp", "rdma")
+        return self.channel in NETWORK_CHANNELS
+
+    @property
+    def shown_channel(self) -> str:
+        """As the controller is told: whose relay has the connection, has no channel of its own."""
+        return "relay" if self.relay else self.channel
 
     @property
     def owner(self) -> str:
@@ -83,7 +92,7 @@ class Requester:
     def report(self) -> dict[str, Any]:
         """The fields of the messages that say whose a session is."""
         return {
-            "channel": "relay" if self.relay else self.channel,
+            "channel": self.shown_channel,
             "host": self.host,
             "program": self.program,
             "client_pid": self.pid,

@@ -9,6 +9,7 @@ and that the controller hears of its begin and end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from sluice.server.sessions.code_cache import CodeCache, project_of
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
 from sluice.server.sessions.node_links import NodeLinks
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import NETWORK_CHANNELS, Session
 from sluice.server.sessions.sharing import Sharing
 from sluice.server.sessions.time_reports import TimeReports
 from sluice.server.sessions.turn_pages import TurnPages
@@ -137,20 +138,38 @@ class SessionRegistry:
             session.log.write(f"its record cannot be written: {error}", logging.ERROR)
 
     def _hear_connection(self, session: Session, status: Message) -> None:
-        """Its worker says whether its client has a connection; told on when that changes."""
+        """Its worker says whether its client has a connection, and by which channel.
+
+        Told on when that changes.
+        """
         lost_ms = status.number("disconnected_ms")
         lost_ms = 0 if lost_ms < SHORT_BREAK_MS else lost_ms
-        if bool(lost_ms) == bool(session.disconnected_since):
+        moved = self._hear_channel(session, status.get("channel"))
+        if not moved and bool(lost_ms) == bool(session.disconnected_since):
             return
         session.disconnected_since = time.time() - lost_ms / 1000 if lost_ms else 0.0
-        since = session.disconnected_since
         self._controller.report(
             rpc.NodeReport(
                 session_connection=rpc.SessionConnection(
-                    session_id=session.id, disconnected_since=since
+                    session_id=session.id,
+                    disconnected_since=session.disconnected_since,
+                    channel=session.requester.shown_channel,
                 )
             )
         )
+
+    def _hear_channel(self, session: Session, channel: str) -> bool:
+        """Whether it goes by another channel than before: RDMA, or TCP where RDMA broke."""
+        requester = session.requester
+        if session.opening or channel == requester.channel or not requester.by_network:
+            return False
+        if channel not in NETWORK_CHANNELS:  # a worker that was taken over says what it likes
+            return False
+        self.figures.moved(session.id, channel)
+        requester.channel = channel
+        with contextlib.suppress(OSError):  # then a later server hears of it as this one did
+            self.write(session)
+        return True
 
     def _code(self, session: Session, message: Message, descriptor: int) -> None:
         project = project_of(session.requester)

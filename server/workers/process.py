@@ -190,6 +190,9 @@ class WorkerStarter:
         try:
             memory = self.memory_mib(1, software=False)
             options = _become(user) if user else []
+            if self.rdma:
+                options += ["--rdma", self.rdma]
+                record.rdma = self.rdma
             return record, self._start("sluice-relay", record, files, options, memory)
         except BaseException:
             self.users.leave(relay_id)

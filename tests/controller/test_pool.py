@@ -395,6 +395,22 @@ def test_every_transition_is_an_event(bench: PoolBench) -> None:
     assert Pool.take_changes(bench.pool) == []
 
 
+def test_a_session_is_shown_with_the_channel_that_it_has_now(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    granted = bench.granted()
+    pool, session_id = bench.pool, granted.session.id
+    pool.lifecycle.session_started(session_id, 1, "rdma")
+    pool.lifecycle.session_connection(session_id, 100.0, "tcp")
+    shown = pool.sessions[session_id]
+    assert (shown.channel, shown.disconnected_since) == ("tcp", 100.0)
+    pool.lifecycle.session_connection(session_id, None)  # as an older server says it
+    assert (shown.channel, shown.disconnected_since) == ("tcp", None)
+    pool.lifecycle.session_connection(session_id, None, "rdma")
+    assert shown.channel == "rdma"
+    stored = [c for c in pool.take_changes() if isinstance(c, Session) and c.id == session_id]
+    assert [s.channel for s in stored][-3:] == ["tcp", "tcp", "rdma"]
+
+
 def test_a_controller_that_starts_slowly_takes_nobody_for_silent(bench: PoolBench) -> None:
     bench.node("a", 8000)
     grant = bench.granted().grant

@@ -58,11 +58,14 @@ class StaticOptions:
     bulk_connections: int = 4
     run_together: bool = False  # as in control_plane.py
     rdma: bool = False
+    metrics_port: int = 0
     bind: str = "127.0.0.1"
     data_port: int = 0
     ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
-    def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
+    def config(
+        self, run_dir: Path, log_dir: Path, *, metrics: bool = False, **more: Any
+    ) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
         users = {}
         if self.uid is not None:
@@ -95,6 +98,7 @@ class StaticOptions:
                 "throttle": {"run_together": self.run_together},
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
+                **({"metrics": {"listen": f"127.0.0.1:{self.metrics_port}"}} if metrics else {}),
                 "health": {"gpu_acceptance": "off", "watch": False},
             }
         )
@@ -119,7 +123,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
     async with contextlib.AsyncExitStack() as running:
         for folder in (run_dir, run_dir / "r"):
             running.callback(end_standing_processes, folder)
-        config = options.config(run_dir, options.log_dir)
+        config = options.config(run_dir, options.log_dir, metrics=options.metrics_port > 0)
         await _start(Server(config, static), running)
         if not links[0].side.inventory().gpus:
             raise StartError(f"no GPU was found; {options.log_dir} has the logs")
@@ -130,7 +134,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
             tickets = StaticTickets(links[0], address)
             await running.enter_async_context(tickets.listening(port))
         if options.relay:
-            lent = {"node_name": "beside", "driver": "none", "enable_relay": True}
+            lent: dict[str, Any] = {"node_name": "beside", "driver": "none", "enable_relay": True}
             beside = options.config(run_dir / "r", options.log_dir / "beside", **lent)
             await _start(Server(beside, relayed), running)
             sockets = {beside.client_socket: Path(f"{options.socket}.relay"), **sockets}
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("--bulk-connections", type=int, default=4, help="at most, of a session")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
     parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
+    parser.add_argument("--metrics-port", type=int, default=0, help="of its metrics (0: none)")
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
     parser.add_argument(

@@ -25,7 +25,7 @@ NATIVE = CHECKOUT / "build" / "native"
 HERE = Path(__file__).resolve().parent
 #: What Debian's python3-pyverbs has, and nothing else of Debian's; of the same release of Python.
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
-SOCKET, LOG, PORT = "/tmp/server.sock", "/tmp/log", 9123
+SOCKET, LOG, PORT, METRICS_PORT = "/tmp/server.sock", "/tmp/log", 9123, 9124
 NETWORK = (
     "ip link add d0 mtu 9000 type dummy && ip addr add 10.9.0.1/24 dev d0 && ip link set d0 up"
     " && rdma link add rxe0 type rxe netdev d0"
@@ -47,14 +47,20 @@ class RdmaGuest:
         return self.guest.check(command, seconds, self.environment(channel))
 
     def environment(self, channel: str) -> dict[str, str]:
-        """Of a program that goes over the network to the server in the guest."""
+        """Of a program that goes over the network to the server in the guest.
+
+        `relayed`: of one that has shared memory with a second server, which has no GPU, and whose
+        relay goes over the network.
+        """
+        relayed = channel == "relayed"
         return {
             "LD_LIBRARY_PATH": str(NATIVE / "lib"),
             "PYTHONPATH": f"{CHECKOUT}/python:{CHECKOUT}/tests/harness:/tmp/pyverbs",
             "SLUICE_NATIVE_DIR": str(NATIVE),
             "SLUICE_CONTROLLER": f"127.0.0.1:{PORT}",
-            "SLUICE_SERVER_SOCKET": "/none/here.sock",
-            "SLUICE_CHANNEL": channel,
+            "SLUICE_SERVER_SOCKET": f"{SOCKET}.relay" if relayed else "/none/here.sock",
+            "SLUICE_CHANNEL": "shm" if relayed else channel,
+            "METRICS_PORT": str(METRICS_PORT),
             "SLUICE_GMEM": "512",
             "SLUICE_DEBUG": "4",
         }
@@ -76,6 +82,7 @@ class RdmaGuest:
             *(sys.executable, str(CHECKOUT / "tests/harness/static_server.py")),
             *("--socket", SOCKET, "--log-dir", LOG, "--http-port", str(PORT)),
             *("--driver", "softgpu", "--memory-mib", "512", "--arena-mib", "64", "--rdma"),
+            *("--relay", "--metrics-port", str(METRICS_PORT)),
         ]
         self.server = self.guest.spawn(shlex.join(command), self.environment("auto"))
         deadline = time.monotonic() + START_SECONDS
@@ -93,6 +100,10 @@ class RdmaGuest:
     def server_log(self) -> str:
         """What it has said so far."""
         return (self.guest.read(f"{LOG}/server.log") or b"").decode()
+
+    def relay_log(self) -> str:
+        """What the relays of the second server have said so far."""
+        return self.guest.check(f"grep -rh relay {LOG}/beside || true")
 
 
 @pytest.fixture(scope="session")

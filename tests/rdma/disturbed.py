@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from holder import Holder
 
@@ -32,7 +34,7 @@ def main() -> None:
     if name in CHANGES:
         found = change(name, idle=sys.argv[2:] == ["idle"])
     else:
-        found = {"killed": killed, "worker-killed": worker_killed}[name]()
+        found = {"killed": killed, "worker-killed": worker_killed, "flaps": flaps}[name]()
     print(json.dumps(found))
 
 
@@ -56,6 +58,53 @@ def change(name: str, *, idle: bool) -> dict[str, Any]:
         "workers": len(workers()),
         "said": holder.kill(),
     }
+
+
+def flaps() -> dict[str, Any]:
+    """The link goes down and comes back, while one program copies and another does nothing.
+
+    How the channels of the two sessions are shown after each step, and what became of them.
+    """
+    settled({})  # sessions of programs that ended just now
+    pipe = subprocess.PIPE
+    program = [sys.executable, str(Path(__file__).with_name("copying.py"))]
+    copying = subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert copying.stdout
+    ready = copying.stdout.readline()
+    assert ready == "ready\n", ready + copying.communicate()[1]
+    holder = Holder(dict(os.environ))
+    shown = [settled({"rdma": 2})]
+    worked = [holder.work()]
+    for state, channel in (("down", "tcp"), ("up", "rdma")):
+        subprocess.run(["ip", "link", "set", "d0", state], check=True)
+        shown.append(settled({channel: 2}))
+    worked.append(holder.work())
+    copied, said = copying.communicate("", timeout=GONE_SECONDS)
+    return {
+        "shown": shown,
+        "worked": worked,
+        "copied": [int(word) for word in copied.split()],
+        "copying_said": said,
+        "holder_said": holder.kill(),
+    }
+
+
+def settled(wanted: dict[str, int]) -> dict[str, int]:
+    """The channels that sessions are shown with: once they are as wanted, or a minute later."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        found = {channel: count for channel, count in shown_channels().items() if count}
+        if found == wanted or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def shown_channels() -> dict[str, int]:
+    """The server's sessions by the channels that they have now, from its metrics."""
+    with urlopen(f"http://127.0.0.1:{os.environ['METRICS_PORT']}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^sluice_server_sessions\{channel="(\w+)"\} (\d+)', text, re.MULTILINE)
+    return {channel: int(count) for channel, count in found}
 
 
 def is_up() -> bool:

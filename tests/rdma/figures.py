@@ -9,6 +9,7 @@ are the emulated processors', not the network's.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ BIN = Path(os.environ["SLUICE_NATIVE_DIR"]) / "bin"
 
 
 def main() -> None:
-    """Prints a table."""
+    """Prints a table, and behind it a line of JSON: of each figure ours and the floor, by round."""
     floors, paces = [], []
     for _ in range(ROUNDS):
         floors.append(said([str(BIN / "rdma_floor"), TRIPS, MEBIBYTES]))
@@ -36,6 +37,9 @@ def main() -> None:
         calls = [sys.executable, str(HERE / "calls.py"), CALLS, MEBIBYTES]
         call, to, back = said(calls, channel)
         print(f"CUDA over {channel:4}  call {call:.0f} us, copies {to:.3f} and {back:.3f} GiB/s")
+    names = ("sync_call_rdma_us", "copy_rdma_gib_s")
+    ours, bare = zip(*paces, strict=True), zip(*floors, strict=True)
+    print(json.dumps(dict(zip(names, zip(ours, bare, strict=True), strict=True))))
 
 
 def said(command: list[str], channel: str = "rdma") -> list[float]:

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+import sys
 
 import pytest
 
-from .conftest import NATIVE, RdmaGuest
+from .conftest import CHECKOUT, NATIVE, RdmaGuest
+
+sys.path.insert(0, str(CHECKOUT / "dev"))
+from measurements import Run, write_measured
 
 pytestmark = [pytest.mark.rdma, pytest.mark.slow]
 
 BY_RDMA = "the session goes over RDMA, by rxe0 port 1"
 GOES_ON = "the session goes on over another connection"
+#: Unit, what is wanted of the floor, and what that is.
+FIGURES = {
+    "sync_call_rdma_us": ("us", 1.5, "bare ping-pong of RC writes"),
+    "copy_rdma_gib_s": ("GiB/s", 0.85, "bare pipelined RC writes"),
+}
+COMES_BACK = "the session goes over RDMA again"
 
 
 def test_the_server_says_which_port_it_uses(guest: RdmaGuest) -> None:
@@ -52,6 +63,21 @@ def test_auto_prefers_rdma_and_says_so(guest: RdmaGuest) -> None:
     assert BY_RDMA in found["said"]
 
 
+def test_nonsense_where_a_session_would_come_back_changes_nothing(guest: RdmaGuest) -> None:
+    found = json.loads(guest.python("hostile_return.py", seconds=120))
+    assert set(found["worked"]) == {0}, found
+    assert found["another's key"] is not True
+    assert found["silent"] is True
+    assert found["two at a time"] is None, "one at a time has memory"
+    for what in ("rubbish", "no ring", "not there"):
+        assert found[what] is True, found
+    assert found["rubbish: verdict"] is False, "it is no answer: the connection ends"
+    assert found["no ring: verdict"] is True
+    assert found["not there: verdict"] is True
+    assert found["said"].count(BY_RDMA) == 1
+    assert GOES_ON not in found["said"]
+
+
 def test_a_killed_program_gives_everything_back(guest: RdmaGuest) -> None:
     found = guest.disturbed("killed")
     assert found == {"before": 0, "left": []}
@@ -64,8 +90,27 @@ def test_a_killed_worker_is_a_cuda_error(guest: RdmaGuest) -> None:
 
 
 def test_figures(guest: RdmaGuest) -> None:
-    """What a call and copies take beside what the device does; a table, and no verdict."""
-    print(guest.python("figures.py", seconds=200))
+    """What a call and copies take beside what the device does; a table and records, no verdict."""
+    table, _, rounds = guest.python("figures.py", seconds=200).rstrip().rpartition("\n")
+    print(table)
+    run = Run("make test-rdma", setting="soft RoCE in a guest without KVM")
+    records = []
+    for name, (ours, bare) in json.loads(rounds).items():
+        unit, limit, floor_of = FIGURES[name]
+        records.append(
+            run.record(
+                name,
+                statistics.median(ours),
+                unit,
+                floor=statistics.median(bare),
+                floor_of=floor_of,
+                values=ours,
+                limit=limit * statistics.median(bare),
+                channel="rdma",
+                rounds=len(ours),
+            )
+        )
+    write_measured("rdma", records)
 
 
 def test_a_session_whose_link_goes_down_goes_on_by_tcp(guest: RdmaGuest) -> None:
@@ -76,6 +121,35 @@ def test_a_session_whose_link_goes_down_goes_on_by_tcp(guest: RdmaGuest) -> None
     assert (found["before"], found["after"]) == ([0, 0], [0, 0]), found
     assert BY_RDMA in found["said"]
     assert GOES_ON in found["said"]
+
+
+def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(guest: RdmaGuest) -> None:
+    try:
+        found = guest.disturbed("flaps", seconds=240)
+    finally:
+        guest.network_up()
+    assert found["shown"] == [{"rdma": 2}, {"tcp": 2}, {"rdma": 2}], found
+    assert found["worked"] == [0, 0], found
+    copies, wrong = found["copied"]
+    assert copies > 10
+    assert wrong == 0
+    for said in (found["copying_said"], found["holder_said"]):
+        assert GOES_ON in said
+        assert COMES_BACK in said
+
+
+def test_a_relayed_session_goes_over_rdma_between_the_hosts_and_on_by_tcp(
+    guest: RdmaGuest,
+) -> None:
+    try:
+        found = guest.disturbed("down", channel="relayed")
+    finally:
+        guest.network_up()
+    assert (found["before"], found["after"]) == ([0, 0], [0, 0]), found
+    assert BY_RDMA not in found["said"], "the client has shared memory and knows of no RDMA"
+    log = guest.relay_log()
+    assert re.search(r"relayed to node \S+ \(127.0.0.1:\d+\) over RDMA, by rxe0 port 1", log), log
+    assert "the session goes on over another connection to node" in log
 
 
 @pytest.mark.parametrize("when", ["busy", "idle"])

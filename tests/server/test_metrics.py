@@ -267,6 +267,38 @@ class FakeSession:
         self.gone = asyncio.Event()
 
 
+def test_what_a_session_moved_is_counted_with_the_channel_that_it_had_then() -> None:
+    figures = SessionFigures()
+    session = FakeSession("s")
+    session.requester.channel = "rdma"
+    figures.begin(session)  # type: ignore[arg-type]
+
+    def bytes_in(number: int, channel: str) -> None:
+        figures.hear("s", Message("status", {"bytes_in": str(number)}))
+        if channel != session.requester.channel:
+            figures.moved("s", channel)
+            session.requester.channel = channel
+
+    def counted(channel: str) -> float:
+        found = read_registry(figures.registry)
+        return found.value("sluice_channel_received_bytes_total", channel=channel)
+
+    bytes_in(100, "rdma")
+    assert (counted("rdma"), counted("tcp")) == (100, 0)
+    bytes_in(150, "tcp")
+    assert (counted("rdma"), counted("tcp")) == (150, 0)
+    bytes_in(170, "tcp")
+    bytes_in(180, "rdma")
+    bytes_in(185, "rdma")
+    assert (counted("rdma"), counted("tcp")) == (155, 30)
+    figures.moved("nobody", "tcp")
+    found = read_registry(figures.registry)
+    assert found.value("sluice_server_sessions", channel="rdma") == 1
+    assert found.value("sluice_server_sessions", channel="tcp") == 0
+    figures.end("s")
+    assert (counted("rdma"), counted("tcp")) == (155, 30)
+
+
 def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
     now = [0.0]
     figures = SessionFigures(lambda: now[0])

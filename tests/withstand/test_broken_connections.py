@@ -210,6 +210,11 @@ def test_nobody_else_goes_on_with_a_session(
                 while connected.recv(4096):
                     pass
         goes_on(program, 20)
+    for flags in (ResumeFlags.ENDS | ResumeFlags.NODE_LINK, 16, 0xFFFFFFFF):
+        with plane.connect_data() as connected:
+            reply = answered(connected, asked_of(session["id"], 2, flags=flags))
+            assert reply.status != 0
+            assert b"is not one of them" in reply.message
     with plane.connect_data() as connected:
         reply = answered(connected, asked_of("0123456789abcdef", 1))
         assert reply.status != 0

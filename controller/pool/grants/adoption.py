@@ -115,8 +115,12 @@ class Adoption:
         if known is None or known.state is not session.state:
             self._ledger.add_session(session)
             self._ledger.recount(grant)
-        elif known.disconnected_since != session.disconnected_since:
+        elif (known.disconnected_since, known.channel) != (
+            session.disconnected_since,
+            session.channel,
+        ):
             known.disconnected_since = session.disconnected_since
+            known.channel = session.channel
             self._ledger.changes.append(as_it_is(known))
 
     def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:

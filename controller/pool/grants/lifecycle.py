@@ -111,11 +111,17 @@ class GrantLifecycle:
                 decisions.ends.append(EndOrder(session.node, grant.id, why))
         return decisions
 
-    def session_connection(self, session_id: str, disconnected_since: float | None) -> Decisions:
-        """The client of a running session lost its connection (Unix time), or has another."""
+    def session_connection(
+        self, session_id: str, disconnected_since: float | None, channel: str = ""
+    ) -> Decisions:
+        """The client of a running session lost its connection (Unix time), or has another.
+
+        `channel`: the one by which it goes now; none: as before.
+        """
         session = self._ledger.sessions.get(session_id)
         if session and session.state is SessionState.RUNNING:
             session.disconnected_since = disconnected_since
+            session.channel = channel or session.channel
             self._ledger.changes.append(as_it_is(session))
         return Decisions()
 

@@ -15,6 +15,7 @@
 #include "client/core/log.h"
 #include "client/core/nodes_channel.h"
 #include "client/core/open_channel.h"
+#include "client/core/rdma_way.h"
 #include "client/core/resume.h"
 #include "client/core/stream_channel.h"
 
@@ -38,18 +39,21 @@ using Connection = channel::ResumableStream::Connection;
 // Puts RDMA in the place of the connection's stream where both sides have it; the connection stays
 // what tells of the end. False: there is no session, `error` says why.
 bool move_to_rdma(const Config& config, Rdma rdma, std::span<const std::byte> reply,
-                  Connection* connection, std::function<void()>* looking, std::string* error) {
+                  channel::RdmaChoice* choice, Connection* connection, channel::RdmaLook* looking,
+                  std::string* error) {
   std::string why = "its server does not know it, or has [server] enable_rdma = false";
   std::shared_ptr<channel::RdmaConnection> end;
   wire::RdmaTerms offer;
-  channel::RdmaChoice choice;
-  if (!channel::read_rdma_choice(config.ibverbs_device, &choice)) {
-    why = "ibverbs_device is \"" + config.ibverbs_device + "\", and NAME[:PORT[:GID]] is wanted";
-    offer = {};
-  }
+  std::string why_none;
+  std::shared_ptr<channel::RdmaDevice> device;
+  if (channel::read_rdma_choice(config.ibverbs_device, choice))
+    device = channel::RdmaDevice::open(*choice, &why_none);
+  else
+    why_none =
+        "ibverbs_device is \"" + config.ibverbs_device + "\", and NAME[:PORT[:GID]] is wanted";
   if (channel::find_rdma_offer(reply, &offer) &&
-      !channel::answer_rdma_offer(connection->stream.get(), connection->socket, offer, choice, &end,
-                                  &why)) {
+      !channel::answer_rdma_offer(connection->stream.get(), connection->socket, offer, device,
+                                  why_none, &end, &why)) {
     *error = "the connection was lost while RDMA was agreed";
     return false;
   }
@@ -91,9 +95,10 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
     return nullptr;
   }
   channel::set_patience(connection->socket, 0);
-  std::function<void()> looking;
+  channel::RdmaLook looking;
+  channel::RdmaChoice choice;
   if (rdma != Rdma::kNo &&
-      !move_to_rdma(config, rdma, opened.reply, connection.get(), &looking, error))
+      !move_to_rdma(config, rdma, opened.reply, &choice, connection.get(), &looking, error))
     return nullptr;
   wire::OpenReply reply;
   std::memcpy(&reply, opened.reply.data(), sizeof reply);
@@ -105,6 +110,12 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
   const auto dial = [where](std::string* trouble) {
     return connect_to(where, kAgainSeconds, trouble);
   };
+  StreamChannel::Look look;
+  if (moved) {
+    const auto way =
+        std::make_shared<RdmaWay>(choice, dial, session, std::move(looking), connection->socket);
+    look = [way](channel::ResumableStream* stream) { way->look(stream); };
+  }
   return std::make_unique<StreamChannel>(
       std::make_unique<channel::ResumableStream>(std::move(connection),
                                                  terms_of(reply.network_grace_seconds)),
@@ -117,7 +128,7 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
                                               uint32_t number, std::string* trouble) {
                                 return open_subflow(dial, session, stream, epoch, number, trouble);
                               }},
-      std::move(looking));
+      std::move(look));
 }
 
 }  // namespace

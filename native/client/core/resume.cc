@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/resume.h"
 
-#include <optional>
 #include <utility>
 
 #include "channel/dial.h"
@@ -23,12 +22,12 @@ constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 // `epoch` is said here, or that subflow of the one with this epoch. nullptr: `done` and `error` say
 // what that means.
 NewConnection prove_by(const Dial& dial, const SessionProof& session,
-                       channel::ResumableStream* stream, std::optional<uint32_t> subflow,
+                       channel::ResumableStream* stream, const channel::ResumeAs& as,
                        uint32_t* epoch, Resumed* done, std::string* error) {
   channel::SessionKey key;
   *done = Resumed::kNever;
   if (!channel::make_session_key(session.key, session.session_id, &key, error)) {
-    if (!subflow)
+    if (!as.subflow)
       *error = "its connection broke, and another cannot be made without OpenSSL: install it";
     return nullptr;
   }
@@ -36,9 +35,9 @@ NewConnection prove_by(const Dial& dial, const SessionProof& session,
   auto connection = dial(error);
   if (!connection) return nullptr;
   channel::set_patience(connection->socket, kAnswerAgainSeconds);
-  if (!subflow) *epoch = stream->next_epoch();
-  *done = channel::ask_to_resume(connection->stream.get(), key, session.session_id, *epoch, error,
-                                 subflow);
+  if (!as.subflow) *epoch = stream->next_epoch();
+  *done =
+      channel::ask_to_resume(connection->stream.get(), key, session.session_id, *epoch, error, as);
   if (*done != Resumed::kYes) return nullptr;
   channel::set_patience(connection->socket, 0);
   return connection;
@@ -79,10 +78,35 @@ Resumed resume_by(const Dial& dial, const SessionProof& session, channel::Resuma
   return stream->resume(epoch, std::move(connection)) ? Resumed::kYes : Resumed::kNotNow;
 }
 
+bool resume_over_rdma(const Dial& dial, const SessionProof& session,
+                      channel::ResumableStream* stream, const channel::RdmaChoice& choice,
+                      channel::RdmaLook* looking, std::string* error) {
+  const auto device = channel::RdmaDevice::open(choice, error);
+  if (!device) return false;
+  uint32_t epoch = 0;
+  Resumed done;
+  auto connection =
+      prove_by(dial, session, stream, {.subflow = {}, .rdma = true}, &epoch, &done, error);
+  if (!connection) return false;
+  wire::RdmaTerms offer;
+  std::shared_ptr<channel::RdmaConnection> end;
+  *error = "the connection was lost while RDMA was agreed";
+  if (!channel::hear_rdma_offer(connection->stream.get(), connection->socket, &offer) ||
+      !channel::answer_rdma_offer(connection->stream.get(), connection->socket, offer, device, "",
+                                  &end, error) ||
+      !end)
+    return false;
+  connection->stream = channel::rdma_stream(connection->socket, std::move(end), looking);
+  *error = "the connection broke as it began";
+  if (stream->resume(epoch, std::move(connection))) return true;
+  *looking = {};
+  return false;
+}
+
 bool open_subflow(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
                   uint32_t epoch, uint32_t number, std::string* error) {
   Resumed done;
-  auto connection = prove_by(dial, session, stream, number, &epoch, &done, error);
+  auto connection = prove_by(dial, session, stream, {.subflow = number}, &epoch, &done, error);
   return connection && stream->take_subflow(epoch, number, std::move(connection));
 }
 

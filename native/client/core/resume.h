@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "channel/rdma_opening.h"
 #include "channel/region_stream.h"
 #include "channel/resumable_stream.h"
 #include "channel/resumption.h"
@@ -40,6 +41,13 @@ NewConnection connect_to(const SessionAddress& where, int seconds, std::string* 
 using Dial = std::function<NewConnection(std::string* error)>;
 Resumed resume_by(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
                   std::string* error);
+
+// The same over RDMA beside what is dialled, where both ends have it. False: the session's present
+// connection stays, unless the new one broke as it began; then another follows as ever. `looking`
+// is set as rdma_stream() says.
+bool resume_over_rdma(const Dial& dial, const SessionProof& session,
+                      channel::ResumableStream* stream, const channel::RdmaChoice& choice,
+                      channel::RdmaLook* looking, std::string* error);
 
 // A subflow beside the connection with that epoch, likewise. False: there is none, and `error` says
 // why; the session goes on without it.

@@ -43,7 +43,7 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
 
 StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
                              std::vector<std::byte> open_reply, Again again, Subflows subflows,
-                             std::function<void()> look)
+                             Look look)
     : socket_(-1),
       stream_(std::move(stream)),
       resumable_(static_cast<channel::ResumableStream*>(stream_.get())),
@@ -183,7 +183,7 @@ void StreamChannel::watch_resumable() {
     else if (uint32_t epoch; resumable_->take_wanted(&epoch))
       open_subflows(epoch);
     else {
-      if (look_) look_();
+      if (look_) look_(resumable_);
       resumable_->look(kSilentMs);
     }
 }

@@ -33,9 +33,11 @@ class StreamChannel : public Channel {
     uint32_t most;
     Subflow open;
   };
-  // `look`: done every few seconds, for what tells of a break only if it is asked.
+  // `look`: done every few seconds, for what tells of a break only if it is asked, or brings
+  // another connection for a better way.
+  using Look = std::function<void(channel::ResumableStream* stream)>;
   StreamChannel(std::unique_ptr<channel::ResumableStream> stream, std::vector<std::byte> open_reply,
-                Again again, Subflows subflows = {}, std::function<void()> look = {});
+                Again again, Subflows subflows = {}, Look look = {});
   ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -91,7 +93,7 @@ class StreamChannel : public Channel {
   channel::ResumableStream* resumable_ = nullptr;  // the same, if it is one
   Again again_;
   Subflows subflows_;
-  std::function<void()> look_;
+  Look look_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;

@@ -251,14 +251,15 @@ class HostileEnd {
                                      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
   }
   // What comes of it.
-  ibv_wc_status attack(ibv_wr_opcode opcode, uint64_t to, uint32_t key, size_t n, uint32_t said) {
+  ibv_wc_status attack(ibv_wr_opcode opcode, uint64_t to, uint32_t key, size_t n, uint32_t said,
+                       bool solicited = true) {
     ibv_sge piece{reinterpret_cast<uintptr_t>(memory_.data()), static_cast<uint32_t>(n),
                   region_->lkey};
     ibv_send_wr wr{}, *bad;
     wr.sg_list = &piece;
     wr.num_sge = n > 0 ? 1 : 0;
     wr.opcode = opcode;
-    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.send_flags = IBV_SEND_SIGNALED | (solicited ? IBV_SEND_SOLICITED : 0);
     wr.imm_data = htonl(said);
     wr.wr.rdma.remote_addr = to;
     wr.wr.rdma.rkey = key;
@@ -360,6 +361,27 @@ TEST(HostileRdma, CreditForWhatWasNeverSentEndsTheConnection) {
   EXPECT_NE(victim->why(), "");
 }
 
+// Pieces wake a reader where their sender says so. One that never says it harms its own session:
+// what came is there for whoever looks.
+TEST(HostileRdma, ASleeperIsWokenForWhatIsWorthIt) {
+  NEEDS_HOSTILE(hostile, victim);
+  const wire::RdmaTerms& t = hostile.other();
+  pollfd p{victim->descriptor(), POLLIN, 0};
+  const auto write = [&](uint64_t at, bool solicited) {
+    return hostile.attack(IBV_WR_RDMA_WRITE_WITH_IMM, t.area + kCreditPage + at, t.area_key, 8, 8,
+                          solicited);
+  };
+  victim->arm();
+  ASSERT_EQ(poll(&p, 1, 0), 0);
+  EXPECT_EQ(write(0, false), IBV_WC_SUCCESS);
+  EXPECT_EQ(poll(&p, 1, 200), 0);
+  EXPECT_TRUE(victim->readable());
+  victim->arm();
+  EXPECT_EQ(write(8, true), IBV_WC_SUCCESS);
+  EXPECT_EQ(poll(&p, 1, 10'000), 1);
+  EXPECT_EQ(read_some(*victim), 16);
+}
+
 // More pieces than may be under way: the adapter lets it wait, and it is the one that gives up.
 TEST(HostileRdma, AFloodIsHeldUpAtItsOwnEnd) {
   NEEDS_HOSTILE(hostile, victim);
@@ -417,6 +439,34 @@ TEST(RdmaOpening, AnOfferIsFoundBehindTheRecordAndNowhereElse) {
   record.device_count = ~0u;
   std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
   EXPECT_FALSE(find_rdma_offer(reply, &offer));
+}
+
+// A relay's client shall not learn where the node's end is.
+TEST(RdmaOpening, AnOfferIsTakenOutOfTheReplyAgain) {
+  std::vector<std::byte> reply(sizeof(wire::OpenReply) + sizeof(wire::SessionRecord) +
+                               sizeof(wire::DeviceRecord));
+  wire::SessionRecord record{};
+  record.device_count = 1;
+  record.device_bytes = sizeof(wire::DeviceRecord);
+  record.record_bytes = static_cast<uint32_t>(reply.size() - sizeof(wire::OpenReply));
+  const auto put_record = [&] {
+    std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);
+  };
+  put_record();
+  const std::vector<std::byte> before = reply;
+  remove_rdma_offer(&reply);
+  EXPECT_EQ(reply, before);
+  wire::RdmaTerms said = no_rdma("");
+  said.header = {sizeof said, wire::kRdmaOffer, wire::kNoLane, 0, 0};
+  const auto* bytes = reinterpret_cast<const std::byte*>(&said);
+  reply.insert(reply.end(), bytes, bytes + sizeof said);
+  record.record_bytes += static_cast<uint32_t>(sizeof said);
+  put_record();
+  remove_rdma_offer(&reply);
+  EXPECT_EQ(reply, before);
+  reply.clear();
+  remove_rdma_offer(&reply);
+  EXPECT_TRUE(reply.empty());
 }
 
 TEST(RdmaOpening, ADeviceIsNamedWithItsPortAndItsGid) {
