@@ -30,6 +30,7 @@ from sluice.cli import (
 )
 from sluice.cli.rest import CommandError
 from sluice.cli.units import units
+from sluice.support import commands as support_commands
 
 app = typer.Typer(
     name="sluice",
@@ -66,6 +67,8 @@ app.command("top")(top_command.top)
 app.command("events")(event_commands.events)
 app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)
+app.command("doctor")(support_commands.doctor)
+app.command("support-bundle")(support_commands.support_bundle)
 app.command("units")(units)
 app.command("completion")(completion.script)
 
