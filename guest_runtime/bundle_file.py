@@ -8,6 +8,7 @@ and sessions write into folders that root collects from; each has a bound, and s
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -20,7 +21,7 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from .secret_removal import SecretRemoval
 
@@ -147,16 +148,25 @@ class BundleFile:
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", 6, raw) as zipped:
-                with tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive:
-                    for member in members:
-                        entry = tarfile.TarInfo(f"{folder}/{member.name}")
-                        entry.size, entry.mode, entry.mtime = len(member.data), 0o600, time.time()
-                        archive.addfile(entry, io.BytesIO(member.data))
+            with os.fdopen(descriptor, "wb") as raw:
+                _pack(raw, folder, members)
             os.link(partial, target)  # which refuses a file that is there already
         finally:
             partial.unlink()
         return target.stat().st_size
+
+
+def _pack(raw: BinaryIO, folder: str, members: Sequence[_Member]) -> None:
+    # closed in turn: a tar's end is written before the gzip's
+    with contextlib.ExitStack() as opened:
+        zipped = opened.enter_context(gzip.GzipFile("", "wb", 6, raw))
+        archive = opened.enter_context(
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT)
+        )
+        for member in members:
+            entry = tarfile.TarInfo(f"{folder}/{member.name}")
+            entry.size, entry.mode, entry.mtime = len(member.data), 0o600, int(time.time())
+            archive.addfile(entry, io.BytesIO(member.data))
 
 
 def read_end(path: Path, most_bytes: int) -> tuple[str, int]:

@@ -37,6 +37,7 @@ _NAMES = (
     r"|SLUICE_JOB|nonce"
 )
 _VALUE = r"""("[^"\n]*"?|'[^'\n]*'?|[^\s,;&|"'(){}\[\]]+)"""
+_EQUALS = r"""["']?[ \t]{0,4}(?:=|:(?!//))[ \t]{0,4}"""
 _HEADERS = r"(?:Proxy-)?Authorization|X-Auth-Token|X-Subject-Token|(?:Set-)?Cookie"
 _PATTERNS = tuple(
     (re.compile(pattern), instead)
@@ -46,8 +47,6 @@ _PATTERNS = tuple(
             r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)",
             LEFT_OUT,
         ),
-        # the end of one whose beginning is missing, and whatever else is a line of base64
-        (r"(?m)^[ \t]*[A-Za-z0-9+/]{40,}={0,2}[ \t\r]*$", "(base64 left out)"),
         # tokens and one-time secrets; names of metrics and units are small letters only
         (r"\bsluice_(?=[a-z_]*[A-Z0-9-])[A-Za-z0-9_-]{12,}", f"sluice_{LEFT_OUT}"),
         # JSON Web Tokens
@@ -56,14 +55,16 @@ _PATTERNS = tuple(
         (rf"""(?i)\b({_HEADERS})("?'?[ \t]*[:=][ \t]*).*""", rf"\1\2{LEFT_OUT}"),
         (r"""(?i)(\b[a-z][a-z0-9+.-]{1,20}://)[^/\s@"']{1,300}@""", rf"\1{LEFT_OUT}@"),
         (
-            rf"""(?i)(\b[\w.-]{{0,60}}?(?:{_NAMES})s?(?![\w-])["']?[ \t]{{0,4}}"""
-            rf"(?:=|:(?!//))[ \t]{{0,4}}){_VALUE}",
+            rf"""(?i)(\b[\w.-]{{0,60}}?(?:{_NAMES})s?(?![\w-]){_EQUALS}){_VALUE}""",
             rf"\1{LEFT_OUT}",
         ),
         # crypt(3)
         (r"\$(?:1|2[aby]|5|6|7|y|gy)\$[./A-Za-z0-9$=,]{8,}", LEFT_OUT),
     )
 )
+
+#: What may be a key, or a part of one whose beginning is missing.
+_RUN = re.compile(r"[A-Za-z0-9_+/-]{40,}={0,2}")
 
 
 def secret_name(name: str) -> bool:
@@ -119,7 +120,18 @@ class SecretRemoval:
         for pattern, instead in _PATTERNS:
             text, count = pattern.subn(instead, text)
             self.removed += count
-        return text
+        return _RUN.sub(self._without_random, text)
+
+    def _without_random(self, run: re.Match[str]) -> str:
+        """What somebody drew at random, by its mixture of signs: names and paths have none such."""
+        text = run[0]
+        kinds = ("[0-9]", "[a-z]", "[A-Z]")
+        if min(len(re.findall(kind, text)) for kind in kinds) < 3 or 10 * len(
+            re.findall("[-_+/]", text)
+        ) > len(text):
+            return text
+        self.removed += 1
+        return LEFT_OUT
 
 
 def settings_without_secrets(text: str, known: Iterable[str] | None = None) -> str:

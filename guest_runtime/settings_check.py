@@ -84,7 +84,7 @@ def _lines(path: Path, text: str) -> list[Finding]:
 def _advice(name: str, known: set[str]) -> str:
     key = name.partition(".")[2]
     elsewhere = [each for each in known if each.partition(".")[2] == key]
-    near = elsewhere or difflib.get_close_matches(name, sorted(known), n=1)
+    near = elsewhere or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
     if near:
         section, _, right = near[0].partition(".")
         return f"did you mean {right} in [{section}]?"

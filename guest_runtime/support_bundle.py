@@ -68,7 +68,8 @@ def add_examination(bundle: BundleFile, results: Sequence[Result]) -> None:
 def add_machine(bundle: BundleFile) -> None:
     """The system: kernel, memory, mounts, devices, variables."""
     for path in SYSTEM_FILES:
-        bundle.add_file(f"system/{path.strip('/').replace('/', '-')}", Path(path), MOST_FILE_BYTES)
+        name = f"system/{path.strip('/').replace('/', '-')}"
+        bundle.add_file(name, Path(path).resolve(), MOST_FILE_BYTES)  # root's links
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
         bundle.add_text("system/cpu.txt", f"{first}\n{os.cpu_count()} in all\n", "/proc/cpuinfo")

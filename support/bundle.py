@@ -99,7 +99,7 @@ def add_settings(
         known = keys_of(model)
         bundle.add_file(
             f"settings/{name}.conf",
-            path,
+            path.resolve(),  # an operator's link
             MOST_FILE_BYTES,
             lambda text, known=known: settings_without_secrets(text, known),  # type: ignore[misc]
         )
@@ -137,9 +137,17 @@ def _is_secret(path: Path) -> bool:
     )
 
 
-def add_service_logs(bundle: BundleFile, name: str, log: LogSection, most_bytes: int) -> None:
+def log_folder(path: Path) -> Path:
+    """Where a service logs, also if the rest of its file is wrong: then it is needed most."""
+    with contextlib.suppress(OSError):
+        for line in read_lines(read_end(path.resolve(), MOST_FILE_BYTES)[0]):
+            if (line.section, line.key) == ("log", "log_dir") and line.value:
+                return Path(line.value)
+    return LogSection().log_dir
+
+
+def add_service_logs(bundle: BundleFile, name: str, folder: Path, most_bytes: int) -> None:
     """A service's own log and the one before it."""
-    folder = log.log_dir
     for suffix in ("", ".1"):
         path = folder / f"{name}.log{suffix}"
         if not bundle.add_file(f"logs/{path.name}", path, most_bytes) and not suffix:
@@ -187,11 +195,15 @@ def _add_metrics(
     bundle.add_text(name, data[:MOST_METRICS_BYTES].decode("utf-8", "replace"), url)
 
 
-def add_server(bundle: BundleFile, config: server_config.ServerConfig, most_bytes: int) -> None:
-    """A server's logs, those of its sessions, its metrics, and what lies in its folders."""
-    add_service_logs(bundle, "server", config.log, most_bytes)
-    sessions = config.log.log_dir / "session"
+def add_server_logs(bundle: BundleFile, folder: Path, most_bytes: int) -> None:
+    """A server's log, and those of its sessions."""
+    add_service_logs(bundle, "server", folder, most_bytes)
+    sessions = folder / "session"
     add_logs(bundle, "logs/session", sessions, MOST_SESSION_LOG_BYTES, MOST_SESSION_LOGS)
+
+
+def add_server(bundle: BundleFile, config: server_config.ServerConfig) -> None:
+    """A server's metrics, and what lies in its folder."""
     bundle.add_command("system/run-folder.txt", ("ls", "-laR", str(config.server.run_dir)))
     if config.metrics.listen:
         headers = {}
@@ -221,13 +233,16 @@ def collect(
     add_examination(bundle, examined(parts, server_file, controller_file))
     add_versions(bundle, own_version())
     add_settings(bundle, server_file, controller_file)
-    with contextlib.suppress(ConfigError):
-        if Part.SERVER in parts:
-            add_server(bundle, server_config.read_server_config(server_file), most_log_bytes)
-    with contextlib.suppress(ConfigError):
-        if Part.CONTROLLER in parts:
-            config = controller_config.read_controller_config(controller_file)
-            add_service_logs(bundle, "controller", config.log, most_log_bytes)
+    server_path = server_file or server_config.DEFAULT_PATH
+    if Part.SERVER in parts:
+        add_server_logs(bundle, log_folder(server_path), most_log_bytes)
+        try:
+            add_server(bundle, server_config.read_server_config(server_file))
+        except ConfigError as error:
+            bundle.leave_out("the server's metrics and folder", f"its file is wrong: {error}")
+    if Part.CONTROLLER in parts:
+        folder = log_folder(controller_file or controller_config.DEFAULT_PATH)
+        add_service_logs(bundle, "controller", folder, most_log_bytes)
     for service in SERVICES:
         journal = ("journalctl", "--no-pager", "-n", "5000", "-u", service)
         bundle.add_command(f"logs/journal-{service}.txt", journal)

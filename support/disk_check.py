@@ -20,7 +20,7 @@ LEAST_INODES = 1000
 _ST_RDONLY = os.ST_RDONLY
 
 
-class Room(NamedTuple):
+class Space(NamedTuple):
     """What a file system has left."""
 
     free_mib: int
@@ -28,28 +28,28 @@ class Room(NamedTuple):
     read_only: bool
 
 
-def room_of(folder: Path) -> Room:
+def space_of(folder: Path) -> Space:
     """Of the file system of a folder; raises OSError."""
     about = os.statvfs(folder)
-    return Room(
+    return Space(
         about.f_bavail * about.f_frsize >> 20,
         about.f_favail if about.f_files else -1,
         bool(about.f_flag & _ST_RDONLY),
     )
 
 
-def check_folder(setting: str, folder: Path, room: Room | None = None) -> Finding:
-    """One folder, which may not be there yet; `room` is what its file system has."""
+def check_folder(setting: str, folder: Path, space: Space | None = None) -> Finding:
+    """One folder, which may not be there yet; `space` is what its file system has."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
         return bad(setting, f"{there} is no folder", f"remove it, or set {setting} to another")
     try:
-        room = room or room_of(there)
+        space = space or space_of(there)
     except OSError as error:
         return bad(setting, f"{folder}: {error.strerror}", "mount its file system anew")
-    if room.read_only:
+    if space.read_only:
         return bad(
             setting,
             f"{folder} is on a file system that is mounted read-only",
@@ -60,19 +60,19 @@ def check_folder(setting: str, folder: Path, room: Room | None = None) -> Findin
         if os.geteuid() != 0:
             return note(setting, f"{folder} {what} for you", "run this as root to know")
         return bad(setting, f"{folder} {what}", f"set {setting} to another, or see its mount")
-    if room.free_mib < LEAST_MIB:
+    if space.free_mib < LEAST_MIB:
         return bad(
             setting,
-            f"{folder} has {room.free_mib} MiB left",
+            f"{folder} has {space.free_mib} MiB left",
             "make room, or set it to a folder on a larger disk",
         )
-    if 0 <= room.inodes < LEAST_INODES:
+    if 0 <= space.inodes < LEAST_INODES:
         return bad(
             setting,
-            f"{folder} has {room.inodes} inodes left: no files can be made soon",
+            f"{folder} has {space.inodes} inodes left: no files can be made soon",
             "remove small files there, or set it to a folder on another disk",
         )
-    if room.free_mib < SCARCE_MIB:
-        return note(setting, f"{folder} has {room.free_mib} MiB left", "make room in time")
+    if space.free_mib < SCARCE_MIB:
+        return note(setting, f"{folder} has {space.free_mib} MiB left", "make room in time")
     made = "" if there == folder else ", made when the service starts"
-    return ok(setting, f"{folder}: {room.free_mib >> 10} GiB left{made}")
+    return ok(setting, f"{folder}: {space.free_mib >> 10} GiB left{made}")
