@@ -65,7 +65,7 @@ def test_a_folder_with_room_is_good_and_one_that_will_be_made_too(tmp_path: Path
     ],
 )
 def test_a_folder_without_room_is_named(
-    room: Space, words: tuple[str, ...], tmp_path: Path
+    space: Space, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     only_bad([check_folder("[log] log_dir", tmp_path, space)], "[log] log_dir", *words)
 
