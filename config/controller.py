@@ -174,6 +174,12 @@ class ConsoleSection(Section):
     session_hours: float = Field(
         12.0, gt=0, le=720, description="after how many hours people sign in again, {bounds}"
     )
+    history: bool = Field(
+        True, description="true or false: keep figures over time, for the console's charts"
+    )
+    history_file: Path | None = Field(
+        None, description="the file with them (empty: history.db beside [controller] store)"
+    )
 
 
 class TlsSection(Section):

@@ -35,6 +35,7 @@ from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
 from sluice.controller.leadership.leader_only import (
     LeaderOnlyGrpc,
@@ -164,6 +165,8 @@ class Controller:
             await store.close()
             raise
         self._tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+        if leader_state.history:
+            self._tasks.append(asyncio.create_task(leader_state.history.run()))
         log.info("serving: %s, store %s", self._where(), section.store)
 
     async def _start_as_candidate(self) -> None:
@@ -226,6 +229,8 @@ class Controller:
                 deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
                 tasks[0].add_done_callback(lambda _: leader_state.grant_service.step_down(deposed))
                 tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+                if leader_state.history:
+                    tasks.append(asyncio.create_task(leader_state.history.run()))
                 self._leadership.leader_state = leader_state
             try:
                 yield leader_state
@@ -288,11 +293,19 @@ class Controller:
             keystone=self._keystone,
             browsers=browsers,
         )
+        history = self._history(pool) if browsers is not None else None
         if browsers is not None:
-            add_console(app, grant_service, browsers)
+            add_console(app, grant_service, browsers, history)
         return LeaderState(
-            grant_service, service, app, access, lambda: term is None or term.is_current
+            grant_service, service, app, access, lambda: term is None or term.is_current, history
         )
+
+    def _history(self, pool: Pool) -> HistoryKeeper | None:
+        section = self._config.console
+        if not section.history:
+            return None
+        beside = self._config.controller.store.with_name("history.db")
+        return HistoryKeeper(pool, section.history_file or beside)
 
     async def _first_token(self, leader_state: LeaderState) -> None:
         """Makes the admin token of a new pool: it is printed here, once, and written nowhere."""

@@ -27,6 +27,7 @@ from sluice.config.metric_families import exposition
 from sluice.config.version import own_version
 from sluice.controller.auth.access import Access
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.leadership.election import LeaderAddress
 from sluice.controller.metrics.meters import Standing
 from sluice.controller.rpc.node_service import PoolService
@@ -48,6 +49,7 @@ class LeaderState:
     app: FastAPI
     access: Access
     is_current: Callable[[], bool]
+    history: HistoryKeeper | None = None
 
 
 class Leadership:

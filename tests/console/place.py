@@ -23,6 +23,7 @@ from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.model import Gpu, Node
 from sluice.controller.pool.pool import Pool
@@ -44,6 +45,7 @@ class Place:
     """One controller's."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.store = SqliteStore(folder / "store.db")
         self.secrets: dict[str, str] = {}
         self.ids: dict[str, str] = {}
@@ -60,8 +62,9 @@ class Place:
         service = PoolService(self.grants, 5)
         browsers = self.browsers if console else None
         self.app: Any = build_app(self.grants, service, 60, self.access, browsers=browsers)
+        self.history = HistoryKeeper(self.pool, self.folder / "history.db")
         if browsers is not None:
-            self.live = add_console(self.app, self.grants, browsers)
+            self.live = add_console(self.app, self.grants, browsers, self.history)
         if not self.tokens.tokens:
             for name, role, project in TOKENS:
                 token, secret = await self.tokens.create(
