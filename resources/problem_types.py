@@ -52,6 +52,7 @@ class ProblemType(Enum):
     RESERVATION_OF_ANOTHER = "reservation-of-another", "Another's reservation"
     RESERVATION_OVER = "reservation-over", "Reservation is over"
     RESIZE_UNKNOWN = "resize-unknown", "Not known whether resized"
+    SESSION_NOT_ENDED = "session-not-ended", "Session is not ended"
     SESSION_NOT_TAKEN = "session-not-taken", "No node took the session"
     STORE_UNAVAILABLE = "store-unavailable", "The store does not work"
     TOO_MANY_HOLDS = "too-many-holds", "Too many held jobs"

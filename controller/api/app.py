@@ -87,7 +87,7 @@ def build_app(
         enrolment_batch_routes(access.enrolments, grant_service.pool, access.tokens.wall),
         reservation_routes(grant_service),
         quota_routes(grant_service),
-        queue_routes(grant_service.pool),
+        queue_routes(grant_service),
         usage_routes(grant_service),
         reservation_batch_routes(grant_service),
         vgpu_routes(grant_service.pool),

@@ -19,6 +19,7 @@ from sluice.config.log_ids import request_id
 from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
 from sluice.controller.pool.model import Grant, Session
 from sluice.controller.rpc.messages import assignment_message, vgpu_messages
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 
 Answer = Any
@@ -55,7 +56,8 @@ RESIZE = CallKind("resize_grant", "grant_resized", name="grant_id")
 READ_LOG = CallKind("read_log", "log_text")
 NATIVE = CallKind("native", "native_done")
 GPU = CallKind("gpu_order", "gpu_order_taken")
-ANSWERS = {kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU)}
+END_SESSION = CallKind("end_session", "session_end_taken")
+ANSWERS = {kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION)}
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class ServerLink:
 
     def __init__(self) -> None:
         self.hands_over = False  # an older server does not
+        self.ends_sessions = False  # nor this
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         # no call of an earlier stream is answered on this one by mistake
         self._ids = itertools.count(secrets.randbits(62))
@@ -120,6 +123,18 @@ class ServerLink:
         """The end of a session's log. Raises OrderRefused, ServerSilent."""
         asked = rpc.ReadLog(session_id=session_id, tail_bytes=tail_bytes)
         return str((await self._call(READ_LOG, asked, timeout)).text)
+
+    async def end_session(self, session_id: str, why: End, timeout: float) -> None:
+        """Has the server end one session. Raises OrderRefused, ServerSilent."""
+        if not self.ends_sessions:
+            raise OrderRefused(
+                "its sluice-server is of an older release, which ends whole grants only: upgrade "
+                "it, or end the grant"
+            )
+        asked = rpc.EndSession(
+            session_id=session_id, reason=why.text, cause=why.cause, request_id=request_id()
+        )
+        await self._call(END_SESSION, asked, timeout)
 
     async def resize(self, order: ResizeOrder, timeout: float) -> None:
         """Has the server change what runs. Raises OrderRefused, ServerSilent."""

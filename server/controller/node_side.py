@@ -65,6 +65,7 @@ class NodeSide:
             data_port=parts.data_port.port,
             data_tls=self._config.tls.data_plane,
             takes_parts=True,
+            ends_sessions=True,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[
@@ -112,6 +113,13 @@ class NodeSide:
         if not running and not self._parts.data_port.forget_grant(grant_id, why):
             # nothing of it is here: the controller only needs to hear that
             self._parts.controller.report_end("", grant_id, why)
+
+    def end_session(self, session_id: str, why: End) -> None:
+        """Ends one session. Raises OrderRefused."""
+        session = self._parts.lifecycle.sessions.get(session_id)
+        if session is None:
+            raise OrderRefused(f"no session {session_id} is open here; it may be opening, or over")
+        self._parts.lifecycle.end(session, why)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""

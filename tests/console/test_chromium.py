@@ -118,6 +118,35 @@ def test_every_page_is_accessible_and_fits(
     assert not found
 
 
+def test_an_operator_ends_one_session_and_moves_another_request_up(busy: Pool, meet: Meet) -> None:
+    operator = meet()
+    plane = busy.plane
+    doomed = plane.client(gmem_mib=500, ratio_percent=5, program="doomed.py")
+    wait_for(lambda: plane.rest.get(f"/sessions/{doomed.session_id}").json()["state"] == "running")
+    operator.act("session.end", doomed.session_id)
+    expect(operator.page.locator(".note.good")).to_have_text("The session is being ended.")
+    expect(operator.page.locator(".part-session .badge")).to_have_text("ended")
+    expect(operator.page.locator(".part-session .note")).to_contain_text("ended by the operator")
+    waiting = [
+        plane.client(gmem_mib=8000, ratio_percent=100, vgpu_count=5, wait_seconds=600)
+        for _ in range(2)
+    ]
+    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 2)
+    first, second = (e["request_id"] for e in plane.rest.get("/queue").json()["waiting"])
+    page = operator.open("/queue")
+    page.get_by_role("link", name=f"Move request {second} up").click()
+    expect(page.locator("main")).to_contain_text("It is at place 2 of 2")
+    page.get_by_role("button", name="Move it").click()
+    expect(page.locator(".note.good")).to_have_text("The request has its new place.")
+    order = [e["request_id"] for e in plane.rest.get("/queue").json()["waiting"]]
+    assert order == [second, first]
+    assert not operator.unaccessible()
+    assert not operator.is_too_wide()
+    for client in waiting:
+        client.kill()
+    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 0)
+
+
 def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> None:
     """Their figures are the table's; the first are there when a step of 15 s or two is over."""
     viewer = meet("viewer")
