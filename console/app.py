@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from sluice.console.acting import acting_routes
+from sluice.console.alerts import alert_routes
 from sluice.console.board import Board
 from sluice.console.charts import chart_routes
 from sluice.console.finding import finding_routes
@@ -29,6 +30,7 @@ from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
 from sluice.console.usage import usage_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.grant_service import GrantService
@@ -41,6 +43,7 @@ def add_console(
     grant_service: GrantService,
     browsers: BrowserSessions,
     history: HistoryKeeper | None = None,
+    alerts: AlertWatch | None = None,
 ) -> Live:
     """Adds it to REST's application; returns what its live pages hang on."""
     rendering = Rendering()
@@ -54,6 +57,7 @@ def add_console(
     console.include_router(finding_routes(pool, frame))
     console.include_router(chart_routes(pool, frame, history))
     console.include_router(usage_routes(grant_service, frame))
+    console.include_router(alert_routes(grant_service, frame, alerts))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))
     console.add_api_route("/static/{digest}/{name}", _static)

@@ -86,6 +86,7 @@ def pages(busy: Pool) -> list[str]:
         "/audit",
         "/history?of=pool",
         "/usage",
+        "/alerts",
         f"/node?name={busy.plane.node}",
         f"/gpu?id={gpu}",
         f"/grant?id={grant['id']}",
