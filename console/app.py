@@ -25,6 +25,7 @@ from sluice.console.live import Live
 from sluice.console.pages import page_routes
 from sluice.console.parts import Hidden
 from sluice.console.rendering import Rendering
+from sluice.console.session_figures import figure_routes
 from sluice.console.sign_in import sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
@@ -57,6 +58,7 @@ def add_console(
     console.include_router(finding_routes(pool, frame))
     console.include_router(chart_routes(pool, frame, history))
     console.include_router(usage_routes(grant_service, frame))
+    console.include_router(figure_routes(pool, rest, frame))
     console.include_router(alert_routes(grant_service, frame, alerts))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))

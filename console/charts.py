@@ -27,6 +27,10 @@ from sluice.controller.pool.pool import Pool
 
 #: Rows of a table, and points of a chart: more are means of several.
 MOST_ROWS = 300
+NOTHING_YET = (
+    "Nothing has been kept yet: the first figures are there after half a minute, those of longer "
+    "spans when a minute or an hour is over."
+)
 SPANS = {Span.HOUR: "Last hour", Span.DAY: "Last day", Span.MONTH: "Last month"}
 
 
@@ -96,6 +100,7 @@ def chart_routes(pool: Pool, frame: Frame, history: HistoryKeeper | None) -> API
             "rows": [_row(point, columns) for point in points],
             "seconds": _seconds(points, span),
             "trouble": trouble,
+            "empty": NOTHING_YET,
         }
         whole = "hx-request" not in request.headers
         return frame.page(request, "history_page.html" if whole else "history.html", values)

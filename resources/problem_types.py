@@ -35,6 +35,7 @@ class ProblemType(Enum):
     LAST_ADMIN_TOKEN = "last-admin-token", "Last admin token"
     LOG_UNREADABLE = "log-unreadable", "Log cannot be read"
     NODE_NOT_CONNECTED = "node-not-connected", "Node is not connected"
+    NO_FIGURES = "no-figures", "No figures"
     NOT_ALLOWED = "not-allowed", "Not allowed"
     NOT_ATTACHED = "not-attached", "Not attached"
     NOT_AUTHENTICATED = "not-authenticated", "Not authenticated"

@@ -154,9 +154,10 @@
     window.setInterval(() => {
       if (document.hidden) return;
       document.querySelectorAll(".history[hx-get]").forEach((history) => {
+        if (isBeingRead(history)) return;
         const chosen = history.querySelector("a[aria-current]");
-        if (!chosen || isBeingRead(history)) return;
-        htmx.ajax("GET", chosen.getAttribute("href"), { target: history, swap: "innerHTML" });
+        const address = chosen ? chosen.getAttribute("href") : history.getAttribute("hx-get");
+        htmx.ajax("GET", address, { target: history, swap: "innerHTML" });
       });
     }, RENEW_MILLISECONDS);
   });

@@ -15,6 +15,7 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import OperatorOrTenant, ViewerOrTenant
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
+from sluice.controller.api.session_figures import SessionFigures, session_figures
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Session, SessionState
@@ -100,7 +101,35 @@ def session_routes(grant_service: GrantService, service: PoolService) -> APIRout
 
     _add_ending(routes, grant_service.pool, service)
     _add_log(routes, grant_service.pool, service)
+    _add_figures(routes, grant_service.pool, service)
     return routes
+
+
+def _add_figures(routes: APIRouter, pool: Pool, service: PoolService) -> None:
+    """What a session uses, from its node."""
+
+    @routes.get(
+        "/sessions/{session_id}/figures",
+        tags=["sessions"],
+        responses=problem_responses(404, 409, 503),
+    )
+    async def read_session_figures(session_id: str, caller: ViewerOrTenant) -> SessionFigures:
+        """What a session that runs used in the last hour, in steps of 15 s, from its node."""
+        session = _session_of(pool, session_id, caller)
+        try:
+            link = service.link_of(session.node)
+            steps = await link.read_figures(session_id, LOG_SECONDS)
+        except NotConnected as why:
+            raise Problem(
+                503,
+                ProblemType.NODE_NOT_CONNECTED,
+                f"{why}, and keeps the figures; start its sluice-server",
+            ) from None
+        except OrderRefused as why:
+            raise Problem(409, ProblemType.NO_FIGURES, f"node {session.node}: {why}") from None
+        except ServerSilent as why:
+            raise Problem(503, ProblemType.OUTCOME_UNKNOWN, f"node {session.node}: {why}") from None
+        return session_figures(steps)
 
 
 def _add_ending(routes: APIRouter, pool: Pool, service: PoolService) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,10 @@ READ_LOG = CallKind("read_log", "log_text")
 NATIVE = CallKind("native", "native_done")
 GPU = CallKind("gpu_order", "gpu_order_taken")
 END_SESSION = CallKind("end_session", "session_end_taken")
-ANSWERS = {kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION)}
+READ_FIGURES = CallKind("read_figures", "session_figures")
+ANSWERS = {
+    kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION, READ_FIGURES)
+}
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ class ServerLink:
 
     def __init__(self) -> None:
         self.hands_over = False  # an older server does not
-        self.ends_sessions = False  # nor this
+        self.ends_sessions = False  # nor this, nor does it tell a session's figures
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         # no call of an earlier stream is answered on this one by mistake
         self._ids = itertools.count(secrets.randbits(62))
@@ -135,6 +139,14 @@ class ServerLink:
             session_id=session_id, reason=why.text, cause=why.cause, request_id=request_id()
         )
         await self._call(END_SESSION, asked, timeout)
+
+    async def read_figures(self, session_id: str, timeout: float) -> Sequence[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused, ServerSilent."""
+        if not self.ends_sessions:
+            raise OrderRefused("its sluice-server is of an older release, which keeps no figures")
+        asked = rpc.ReadFigures(session_id=session_id)
+        steps: Sequence[rpc.SessionStep] = (await self._call(READ_FIGURES, asked, timeout)).steps
+        return steps
 
     async def resize(self, order: ResizeOrder, timeout: float) -> None:
         """Has the server change what runs. Raises OrderRefused, ServerSilent."""

@@ -155,6 +155,23 @@ class NodeSide:
         """The end of a session's log."""
         return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
 
+    def read_figures(self, session_id: str) -> list[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused."""
+        if session_id not in self._parts.lifecycle.sessions:
+            raise OrderRefused(f"session {session_id} does not run here any more")
+        return [
+            rpc.SessionStep(
+                time=step.time,
+                gpus=step.gpus,
+                memory_mib=step.memory_mib,
+                commands=step.commands,
+                round_trips=step.round_trips,
+                received_bytes=step.received,
+                sent_bytes=step.sent,
+            )
+            for step in self._parts.lifecycle.figures.history.of(session_id)
+        ]
+
     def order_gpu(self, uuid: str, *, clear: bool) -> None:
         """Clears a GPU's fault, or has it checked. Raises OrderRefused."""
         if clear:

@@ -59,6 +59,10 @@ class ServerSide(Protocol):
         """The end of a session's log. Raises OSError."""
         ...
 
+    def read_figures(self, session_id: str) -> Sequence[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused."""
+        ...
+
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Gives a whole GPU up, to a VM, or back."""
         ...
@@ -147,6 +151,8 @@ class Orders:
                 self._read_log(order.read_log)
             case "gpu_order":
                 self._order_gpu(order.gpu_order)
+            case "read_figures":
+                self._read_figures(order.read_figures)
             case "end_session":
                 self._end_session(order.end_session)
 
@@ -214,6 +220,14 @@ class Orders:
         except OrderRefused as refused:
             taken.error = str(refused)
         self._report(rpc.NodeReport(gpu_order_taken=taken))
+
+    def _read_figures(self, order: rpc.ReadFigures) -> None:
+        answer = rpc.SessionFigures(call=order.call)
+        try:
+            answer.steps.extend(self._side.read_figures(order.session_id))
+        except OrderRefused as refused:
+            answer.error = str(refused)
+        self._report(rpc.NodeReport(session_figures=answer))
 
     def _end_session(self, order: rpc.EndSession) -> None:
         taken = rpc.SessionEndTaken(call=order.call)

@@ -102,3 +102,16 @@ def test_many_points_become_means_and_gaps_do_not_count() -> None:
     assert found[1].time == 300
     assert thinned(points[:10], MOST_ROWS) == points[:10]
     assert thinned([], MOST_ROWS) == []
+
+
+async def test_a_sessions_figures_are_its_own_projects(place: Place) -> None:
+    """Its server is not connected here, which the page says."""
+    place.node()
+    own, other = await place.granted("vision"), await place.granted("speech")
+    tenant = await place.signed_in("tenant")
+    page = (await tenant.get("/session", id=own.session.id)).text
+    assert f"/console/session/figures?id={own.session.id}" in page
+    answer = await tenant.get("/session/figures", id=own.session.id)
+    assert answer.status_code == 200
+    assert "is not connected, and keeps the figures" in answer.text
+    assert (await tenant.get("/session/figures", id=other.session.id)).status_code == 404

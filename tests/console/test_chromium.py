@@ -180,6 +180,16 @@ def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> No
     assert not viewer.is_too_wide()
     page.get_by_role("link", name="Last month").click()
     expect(page.locator(".history")).to_contain_text("Nothing has been kept yet")
+    session = busy.plane.sessions()[0]["id"]
+
+    def is_fetched() -> bool:
+        viewer.open(f"/session?id={session}")
+        page.locator(".history .plot, .history .empty").first.wait_for()
+        return page.locator(".history .plot").count() == 4
+
+    wait_for(is_fetched, seconds=120)
+    assert not viewer.unaccessible()
+    assert not viewer.is_too_wide()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -71,3 +71,22 @@ def test_a_node_that_is_away_is_named(plane: ControlPlane) -> None:
     assert answer.json()["type"] == "urn:sluice:problem:node-not-connected"
     plane.start_server()
     wait_for(lambda: running(plane, client.session_id))
+
+
+@pytest.mark.control_plane(guarded=True)
+def test_a_sessions_figures_come_from_its_node(plane: ControlPlane) -> None:
+    client = plane.client()
+    wait_for(lambda: running(plane, client.session_id))
+    path = f"/sessions/{client.session_id}/figures"
+    assert plane.rest.get(path).json() == {"steps": []}
+    wait_for(lambda: plane.rest.get(path).json()["steps"], seconds=120)
+    [step, *_] = plane.rest.get(path).json()["steps"]
+    assert step["gpus"] >= 0
+    tenant = plane.rest.post("/tokens", json={"role": "tenant", "project": "speech"}).json()
+    assert plane.rest_as(tenant["secret"]).get(path).status_code == 404
+    client.kill()
+    wait_for(lambda: state(plane, client.session_id)["state"] == "ended")
+    over = plane.rest.get(path)
+    assert (over.status_code, over.json()["type"]) == (409, "urn:sluice:problem:no-figures")
+    plane.stop("server")
+    assert plane.rest.get(path).status_code == 503
