@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
+
+screenshots: build/.console native ## the pictures of docs/console.md, in docs/pictures
+	$(PY) tests/console/screenshots.py
 
 test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features, workloads and shares, natively and through Sluice
