@@ -31,6 +31,9 @@ MOST_COMMAND_BYTES = 2 << 20
 COMMAND_SECONDS = 20
 
 
+_PLAIN = {"LC_ALL": "C", "SYSTEMD_PAGER": "", "PAGER": "cat"}
+
+
 class _Member(NamedTuple):
     name: str
     data: bytes
@@ -101,7 +104,7 @@ class BundleFile:
                 stderr=subprocess.STDOUT,
                 timeout=seconds,
                 check=False,
-                env={**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": "", "PAGER": "cat"},
+                env={**os.environ, **_PLAIN, "PATH": _search_path()},
             )
         except FileNotFoundError:
             self.leave_out(shown, "there is no such program here")
@@ -167,6 +170,11 @@ def _pack(raw: BinaryIO, folder: str, members: Sequence[_Member]) -> None:
             entry = tarfile.TarInfo(f"{folder}/{member.name}")
             entry.size, entry.mode, entry.mtime = len(member.data), 0o600, int(time.time())
             archive.addfile(entry, io.BytesIO(member.data))
+
+
+def _search_path() -> str:
+    """A user's PATH need not have where ldconfig is."""
+    return os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
 
 
 def read_end(path: Path, most_bytes: int) -> tuple[str, int]:
