@@ -37,7 +37,9 @@
 
   function moment(seconds, times) {
     const iso = new Date(seconds * 1000).toISOString();
-    return times[times.length - 1] - times[0] > 2 * 86400 ? iso.slice(5, 10) : iso.slice(11, 16);
+    const length = times[times.length - 1] - times[0];
+    if (length > 2 * 86400) return iso.slice(5, 10);
+    return length < 300 ? iso.slice(11, 19) : iso.slice(11, 16);
   }
 
   function draw(figure) {
