@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
 
+screenshots: build/.console native ## the pictures of docs/console.md, in docs/pictures
+	$(PY) tests/console/screenshots.py
+
 test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features, workloads and shares, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
@@ -79,7 +82,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, vermin, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config console controller dev guest_runtime hypervisor nova_driver pool_client resources server tests/bench tests/harness native/codegen
+	$(PY) -m mypy cli config console controller dev guest_runtime hypervisor nova_driver pool_client resources server support tests/bench tests/harness native/codegen
 	$(VENV)/bin/vermin --quiet --target=3.9- --violations --no-tips guest_runtime
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 

@@ -30,6 +30,7 @@ from sluice.cli import (
 )
 from sluice.cli.rest import CommandError
 from sluice.cli.units import units
+from sluice.support import commands as support_commands
 
 app = typer.Typer(
     name="sluice",
@@ -56,6 +57,7 @@ app.add_typer(pool_commands.session_app, name="session")
 app.add_typer(share_commands.reservation_app, name="reservation")
 app.add_typer(share_commands.quota_app, name="quota")
 app.command("queue")(share_commands.queue)
+app.command("move")(share_commands.move)
 app.command("usage")(share_commands.usage)
 app.add_typer(operation_commands.pool_app, name="pool")
 app.command("drain")(operation_commands.drain)
@@ -64,8 +66,11 @@ app.add_typer(token_commands.app, name="token")
 app.add_typer(ca_commands.app, name="ca")
 app.command("top")(top_command.top)
 app.command("events")(event_commands.events)
+app.command("alerts")(event_commands.alerts)
 app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)
+app.command("doctor")(support_commands.doctor)
+app.command("support-bundle")(support_commands.support_bundle)
 app.command("units")(units)
 app.command("completion")(completion.script)
 

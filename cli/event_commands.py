@@ -47,6 +47,20 @@ def events(
     _show_events(answer, output_format)
 
 
+def alerts(address: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Lists what fires now; what fired is in `sluice events --kind alert.`"""
+    answer = controller(address).get("/alerts")
+    if output.show_data(answer, output_format):
+        return
+    output.show_table(
+        {"SEVERITY": "severity", "RULE": "rule", "SINCE": "since", "WHAT": "text"},
+        answer["alerts"],
+        "nothing fires",
+    )
+    if trouble := answer["webhook_trouble"]:
+        output.show_line(f"the webhook is not told: {trouble}")
+
+
 def audit(
     token: Annotated[str | None, typer.Option(help="only what this token's owner did")] = None,
     limit: Limit = 100,

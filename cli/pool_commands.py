@@ -246,6 +246,28 @@ def logs(
         sys.stdout.write(text)
 
 
+@session_app.command("end")
+def end_session(
+    session: Annotated[str, typer.Argument(autocompletion=completion.sessions)],
+    wait: Wait = 0.0,
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Ends one session: its process gets a CUDA error, others of its grant go on."""
+    api = _controller(controller)
+    answer = api.delete(f"/sessions/{session}")
+    if wait:
+
+        def look() -> tuple[bool, str]:
+            found = api.get(f"/sessions/{session}")
+            return found["state"] == "ended", "its worker ends"
+
+        follow(look, wait, f"session {session} is ending")
+        answer = api.get(f"/sessions/{session}")
+    if not output.show_data(answer, output_format):
+        print(f"session {session} {'has ended' if wait else 'is ending'}")
+
+
 def pool_line(api: Controller, pool: dict[str, Any]) -> str:
     """The pool in a line."""
     return (

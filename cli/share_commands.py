@@ -252,6 +252,22 @@ def queue(address: Address = None, output_format: Output = Format.TABLE) -> None
     )
 
 
+def move(
+    request: Annotated[str, typer.Argument(help="a waiting request, of `sluice queue`")],
+    to: Annotated[int, typer.Option(min=1, help="its new place; 1: the next")] = 1,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Moves a waiting request in the queue."""
+    answer = controller(address).patch(f"/queue/{request}", {"position": to})
+    if output.show_data(answer, output_format):
+        return
+    if answer["waiting"]:
+        print(f"request {request}: place {answer['waiting'][0]['position']} of {answer['total']}")
+    else:
+        print(f"request {request} waits no more")
+
+
 def usage(
     begin: Annotated[
         str | None, typer.Option("--from", help="the first hour, as 2026-01-31T00:00Z")

@@ -174,6 +174,50 @@ class ConsoleSection(Section):
     session_hours: float = Field(
         12.0, gt=0, le=720, description="after how many hours people sign in again, {bounds}"
     )
+    history: bool = Field(
+        True, description="true or false: keep figures over time, for the console's charts"
+    )
+    history_file: Path | None = Field(
+        None, description="the file with them (empty: history.db beside [controller] store)"
+    )
+
+
+AlertName = Literal["node-lost", "store-down", "gpu-faulty", "queue-stuck", "project-at-quota"]
+
+
+class AlertsSection(Section):
+    """[alerts]: what somebody is told of."""
+
+    enabled: bool = Field(True, description="true or false: rules are looked at every 15 seconds")
+    off: Annotated[list[AlertName], BeforeValidator(split_commas)] = Field(
+        default_factory=list,
+        description="the rules that are not looked at, with commas: node-lost, store-down, "
+        "gpu-faulty, queue-stuck, project-at-quota",
+    )
+    node_seconds: float = Field(
+        30.0, ge=0, description="for how many seconds a node has been lost before that fires"
+    )
+    store_seconds: float = Field(
+        30.0, ge=0, description="for how many seconds the store has taken nothing"
+    )
+    queue_seconds: float = Field(
+        3600.0, gt=0, description="for how many seconds a request has waited"
+    )
+    quota_seconds: float = Field(
+        900.0, ge=0, description="for how many seconds a project has held all that it may"
+    )
+    webhook: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        max_length=2000,
+        description="the address that alerts are sent to, http:// or https:// (empty: none)",
+    )
+    webhook_token_file: Path | None = Field(
+        None, description="the file with the bearer token for it (empty: none)"
+    )
+    webhook_ca_file: Path | None = Field(
+        None, description="the CA of its certificate (empty: the machine's)"
+    )
 
 
 class TlsSection(Section):
@@ -232,6 +276,7 @@ class ControllerConfig(BaseModel):
     pool: PoolSection = PoolSection()
     auth: AuthSection = AuthSection()
     console: ConsoleSection = ConsoleSection()
+    alerts: AlertsSection = Field(default_factory=AlertsSection)
     openstack: OpenStackSection = Field(default_factory=OpenStackSection)
     tls: TlsSection = TlsSection()
 

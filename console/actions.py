@@ -25,6 +25,7 @@ from sluice.controller.pool.model import (
     GrantState,
     Node,
     Quota,
+    Session,
     SessionState,
 )
 from sluice.controller.pool.pool import Pool
@@ -238,6 +239,73 @@ def _resize_grant(pool: Pool, grant_id: str) -> Plan:
     )
 
 
+def _session_of(pool: Pool, session_id: str) -> Session:
+    if (session := pool.sessions.get(session_id)) is None:
+        raise Hidden
+    return session
+
+
+def _end_session(pool: Pool, session_id: str) -> Plan:
+    session = _session_of(pool, session_id)
+    alive = [s for s in pool.sessions_of(session.grant_id) if s.state is not SessionState.ENDED]
+    others = len(alive) - 1
+    return Plan(
+        title=f"End session {session.id}",
+        button="End the session",
+        will=[
+            (
+                f"{session.program or 'Its program'} on {session.host or session.node} gets a CUDA "
+                "error and loses what it had on the GPU."
+            ),
+            (
+                f"{several(others, 'other session')} of grant {session.grant_id} "
+                f"{'goes' if others == 1 else 'go'} on, and keep its vGPUs."
+                if others > 0
+                else f"It is the only one of grant {session.grant_id}, which ends with it unless "
+                "its job is held by a launcher."
+            ),
+            "This cannot be undone.",
+        ],
+        back=link("session", id=session.id),
+        danger=True,
+        obsolete="" if session.state is not SessionState.ENDED else "It has ended already.",
+    )
+
+
+def _ends_session(rights: Rights, pool: Pool, session_id: str) -> bool:
+    session = pool.sessions.get(session_id)
+    return session is not None and _ends(rights, pool, session.grant_id)
+
+
+def _move(pool: Pool, request_id: str) -> Plan:
+    entry, position = pool.queue.get(request_id), pool.queue.position(request_id)
+    if entry is None:
+        raise Hidden
+    request = entry.request
+    return Plan(
+        title=f"Move request {request_id} in the queue",
+        button="Move it",
+        will=[
+            (
+                f"It is at place {position} of {len(pool.queue)}: {request.program or 'a program'} "
+                f"of project {request.project or DEFAULT_PROJECT}, priority {request.priority}."
+            ),
+            "Those that it passes wait longer; their priorities and limits stay as they are.",
+            "Who comes later is put in by priority and age as ever.",
+            "A controller that takes over knows the order of priority and age only.",
+        ],
+        fields=[
+            Field("position", "Its new place (1: the next)", "number", "1", least=1, required=True)
+        ],
+        back=link("queue"),
+        generation=pool.queue.generation,
+    )
+
+
+def _place(fields: Mapping[str, str]) -> dict[str, object]:
+    return {"position": number(fields, "position") or 1}
+
+
 def _set_quota(pool: Pool, project: str) -> Plan:
     quota = pool.quotas.limits.get(project) or Quota(project, generation=0)
     held = pool.quotas.held(project)
@@ -335,6 +403,14 @@ ACTIONS: dict[str, Action] = {
     "grant.resize": Action(
         "The grant has its new size.", operators, _resize_grant,
         lambda grant, fields: RestCall("PATCH", ("grants", grant), body=_sizes(fields)),
+    ),
+    "session.end": Action(
+        "The session is being ended.", _ends_session, _end_session,
+        lambda session, _: RestCall("DELETE", ("sessions", session)),
+    ),
+    "queue.move": Action(
+        "The request has its new place.", operators, _move,
+        lambda request, fields: RestCall("PATCH", ("queue", request), body=_place(fields)),
     ),
     "quota.set": Action(
         "The quota is set.", operators, _set_quota,

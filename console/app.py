@@ -15,7 +15,9 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from sluice.console.acting import acting_routes
+from sluice.console.alerts import alert_routes
 from sluice.console.board import Board
+from sluice.console.charts import chart_routes
 from sluice.console.finding import finding_routes
 from sluice.console.frame import Frame, SafeHeaders
 from sluice.console.inner_rest import InnerRest
@@ -23,17 +25,27 @@ from sluice.console.live import Live
 from sluice.console.pages import page_routes
 from sluice.console.parts import Hidden
 from sluice.console.rendering import Rendering
+from sluice.console.session_figures import figure_routes
 from sluice.console.sign_in import sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
+from sluice.console.usage import usage_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.store.store import StoreError
 
 
-def add_console(app: FastAPI, grant_service: GrantService, browsers: BrowserSessions) -> Live:
+def add_console(
+    app: FastAPI,
+    grant_service: GrantService,
+    browsers: BrowserSessions,
+    history: HistoryKeeper | None = None,
+    alerts: AlertWatch | None = None,
+) -> Live:
     """Adds it to REST's application; returns what its live pages hang on."""
     rendering = Rendering()
     board = Board(grant_service, rendering)
@@ -44,6 +56,10 @@ def add_console(app: FastAPI, grant_service: GrantService, browsers: BrowserSess
     console.include_router(sign_in_routes(browsers, frame))
     console.include_router(page_routes(pool, rest, frame))
     console.include_router(finding_routes(pool, frame))
+    console.include_router(chart_routes(pool, frame, history))
+    console.include_router(usage_routes(grant_service, frame))
+    console.include_router(figure_routes(pool, rest, frame))
+    console.include_router(alert_routes(grant_service, frame, alerts))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))
     console.add_api_route("/static/{digest}/{name}", _static)

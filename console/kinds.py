@@ -100,6 +100,7 @@ def _session(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
         "project": (grant.project or DEFAULT_PROJECT) if grant else "",
         "grant_lives": grant is not None and grant.state is GrantState.LIVE,
         "ends": grant is not None and grant.state is GrantState.LIVE and rights.ends(grant),
+        "ends_it": session.state is not SessionState.ENDED,
     }
 
 

@@ -115,7 +115,7 @@ def _add_things(routes: APIRouter, pool: Pool, frame: Frame) -> None:
         return await thing(request, "reservation", "Reservation", id, done)
 
     @routes.get("/session")
-    async def show_session(request: Request, id: Text) -> Response:  # noqa: A002
+    async def show_session(request: Request, id: Text, done: Text = "") -> Response:  # noqa: A002
         """A session, with its log."""
         session = pool.sessions.get(id)
         parts: dict[str, Name | list[Name]] = {
@@ -123,7 +123,9 @@ def _add_things(routes: APIRouter, pool: Pool, frame: Frame) -> None:
             "events": Name.of("events", subject=id),
         }
         lives = session is not None and session.state is not SessionState.ENDED
-        return await frame.live_page(request, "session.html", parts, {"id": id, "lives": lives})
+        return await frame.live_page(
+            request, "session.html", parts, {"id": id, "lives": lives, "done": _done(done)}
+        )
 
     @routes.get("/project")
     async def show_project(request: Request, name: Text, done: Text = "") -> Response:
@@ -188,11 +190,13 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
 
     @routes.get("/queue")
     async def show_queue(
-        request: Request, first: Annotated[str, Query(alias="from", max_length=9)] = ""
+        request: Request,
+        first: Annotated[str, Query(alias="from", max_length=9)] = "",
+        done: Text = "",
     ) -> Response:
         """Who waits, and why."""
         name = Name("queue", (("from", first),) if first else ())
-        return await listed(request, "Queue", name)
+        return await listed(request, "Queue", name, done=_done(done))
 
     @routes.get("/projects")
     async def show_projects(request: Request, after: Text = "") -> Response:

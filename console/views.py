@@ -183,6 +183,7 @@ class Waiting:
 
     position: int
     request: str
+    reservation: str
     project: str
     program: str
     priority: int
@@ -205,6 +206,7 @@ def waiting(pool: Pool, first: int, most: int) -> list[Waiting]:
             Waiting(
                 position,
                 request.request_id,
+                request.reservation,
                 request.project or DEFAULT_PROJECT,
                 request.program,
                 request.priority,

@@ -26,6 +26,7 @@ from sluice.config.http_server import ConnectionLimits, GuardedServer
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.console.app import add_console
 from sluice.controller import garbage
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
@@ -35,6 +36,7 @@ from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
 from sluice.controller.leadership.leader_only import (
     LeaderOnlyGrpc,
@@ -164,6 +166,7 @@ class Controller:
             await store.close()
             raise
         self._tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+        self._tasks += leader_state.begin_watching()
         log.info("serving: %s, store %s", self._where(), section.store)
 
     async def _start_as_candidate(self) -> None:
@@ -226,6 +229,7 @@ class Controller:
                 deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
                 tasks[0].add_done_callback(lambda _: leader_state.grant_service.step_down(deposed))
                 tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+                tasks += leader_state.begin_watching()
                 self._leadership.leader_state = leader_state
             try:
                 yield leader_state
@@ -277,6 +281,8 @@ class Controller:
             if console.enabled
             else None
         )
+        section = self._config.alerts
+        alerts = AlertWatch(grant_service, section) if section.enabled else None
         app = build_app(
             grant_service,
             service,
@@ -287,12 +293,27 @@ class Controller:
             openstack=self._openstack(),
             keystone=self._keystone,
             browsers=browsers,
+            alerts=alerts,
         )
+        history = self._history(pool) if browsers is not None else None
         if browsers is not None:
-            add_console(app, grant_service, browsers)
+            add_console(app, grant_service, browsers, history, alerts)
         return LeaderState(
-            grant_service, service, app, access, lambda: term is None or term.is_current
+            grant_service,
+            service,
+            app,
+            access,
+            lambda: term is None or term.is_current,
+            history,
+            alerts,
         )
+
+    def _history(self, pool: Pool) -> HistoryKeeper | None:
+        section = self._config.console
+        if not section.history:
+            return None
+        beside = self._config.controller.store.with_name("history.db")
+        return HistoryKeeper(pool, section.history_file or beside)
 
     async def _first_token(self, leader_state: LeaderState) -> None:
         """Makes the admin token of a new pool: it is printed here, once, and written nowhere."""

@@ -19,7 +19,7 @@ from .installation import find_installation
 from .installation_check import check_installation, check_loader
 from .program_check import check_program
 
-_SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}
+SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}
 
 
 def findings(command: Sequence[str] = ()) -> list[Finding]:
@@ -29,7 +29,7 @@ def findings(command: Sequence[str] = ()) -> list[Finding]:
     installation = find_installation()
     results += check_installation(installation)
     results += check_loader(installation)
-    results += _check_settings(settings)
+    results += check_settings(settings)
     channels = check_channels(settings)
     # With several ways to try, one that is missing matters only if none is left.
     return results + channels
@@ -45,7 +45,7 @@ def report(results: Iterable[Finding], out: TextIO) -> int:
     """Prints findings and a last line that sums them up."""
     bad_ones = 0
     for finding in results:
-        print(f"{_SIGNS[finding.verdict]}  {finding.subject}: {finding.text}", file=out)
+        print(f"{SIGNS[finding.verdict]}  {finding.subject}: {finding.text}", file=out)
         if finding.remedy:
             print(f"      -> {finding.remedy}", file=out)
         bad_ones += finding.verdict is Verdict.BAD
@@ -53,7 +53,8 @@ def report(results: Iterable[Finding], out: TextIO) -> int:
     return 1 if bad_ones else 0
 
 
-def _check_settings(settings: dict[str, Value]) -> list[Finding]:
+def check_settings(settings: dict[str, Value]) -> list[Finding]:
+    """Every setting that is not its default, and those that the native library refuses."""
     results = []
     for key, value in settings.items():
         name = key.partition(".")[2]

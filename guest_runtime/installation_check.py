@@ -95,7 +95,7 @@ def check_loader(found: Installation, cache: str | None = None) -> list[Finding]
     """
     if found.folder is None:
         return []
-    text = _loader_cache() if cache is None else cache
+    text = loader_cache() if cache is None else cache
     listed = re.findall(rf"^\s*{re.escape(DRIVER)} .*=> (\S+)$", text, re.MULTILINE)
     others = [path for path in listed if Path(path).parent != found.folder]
     if not others:
@@ -116,7 +116,7 @@ def check_loader(found: Installation, cache: str | None = None) -> list[Finding]
     ]
 
 
-def _loader_cache() -> str:
+def loader_cache() -> str:
     """What the loader would find by plain names; empty where there is no ldconfig."""
     path = os.environ.get("PATH", "/usr/bin") + ":/usr/sbin:/sbin"
     program = shutil.which("ldconfig", path=path)

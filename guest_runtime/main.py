@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `sluice` command of the guest bundle: `run`, `check`, `enrol`, `version`.
+"""The `sluice` command of the guest bundle: `run`, `check`, `doctor`, `support-bundle`, `enrol`.
 
 Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
 `check` belongs to the program. A command loads what it needs and no more: `run` stands before every
@@ -21,6 +21,10 @@ usage: sluice run [OPTIONS] CMD [ARGUMENT...]
                   --processes N: room for so many processes of it (their contexts)
        sluice check [CMD [ARGUMENT...]]
                                       would CMD work here, and if not, what to do
+       sluice doctor [--json] [-q]   look at this machine from top to bottom: what is wrong, and
+                                      what to do
+       sluice support-bundle [-o FILE]
+                                      collect logs, settings without secrets and versions in a file
        sluice enrol [--wait SECONDS] [--group GROUP]
                                       in a VM of vSphere or OpenStack: get its token, as root
        sluice enrol --controller HOST:PORT --secret-file FILE [--ca FILE]
@@ -46,6 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .check import check
 
         return check(words)
+    if verb == "doctor":
+        from .doctor import doctor
+
+        return doctor(words)
+    if verb == "support-bundle":
+        from .support_bundle import support_bundle
+
+        return support_bundle(words)
     if verb == "enrol":
         from .enrol import enrol
 

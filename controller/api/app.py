@@ -17,8 +17,10 @@ from starlette.exceptions import HTTPException
 from sluice.config.buckets import Buckets
 from sluice.config.controller import OpenStackSection
 from sluice.config.version import own_version
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api import problems
 from sluice.controller.api.access_middleware import AccessMiddleware
+from sluice.controller.api.alert_routes import alert_routes
 from sluice.controller.api.attachment_routes import attachment_routes
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
@@ -62,6 +64,7 @@ def build_app(
     openstack: OpenStackSection | None = None,
     keystone: KeystoneTokens | None = None,
     browsers: BrowserSessions | None = None,
+    alerts: AlertWatch | None = None,
 ) -> FastAPI:
     """Returns the application for one pool; raises RuntimeError for a route without a role.
 
@@ -87,7 +90,7 @@ def build_app(
         enrolment_batch_routes(access.enrolments, grant_service.pool, access.tokens.wall),
         reservation_routes(grant_service),
         quota_routes(grant_service),
-        queue_routes(grant_service.pool),
+        queue_routes(grant_service),
         usage_routes(grant_service),
         reservation_batch_routes(grant_service),
         vgpu_routes(grant_service.pool),
@@ -95,6 +98,8 @@ def build_app(
         health_routes(grant_service, service),
         tcp_session_routes(grant_service, service, key_seconds),
     ]
+    if alerts is not None:
+        routers.append(alert_routes(alerts))
     if openstack is not None and keystone is not None:
         wall = access.tokens.wall
         routers.append(vendordata_routes(openstack, grant_service.pool, access.enrolments, wall))

@@ -12,18 +12,21 @@ from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
 from sluice.controller.api import schemas
-from sluice.controller.api.authorisation import ViewerOrTenant
+from sluice.controller.api.authorisation import OperatorOrTenant, ViewerOrTenant
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
+from sluice.controller.api.session_figures import SessionFigures, session_figures
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Session, SessionState
 from sluice.controller.pool.pool import Pool
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerSilent
+from sluice.resources.ends import End, EndCause
 from sluice.resources.problem_types import ProblemType
 
 LOG_SECONDS = 5.0
+END_SECONDS = 10.0
 
 
 def _project_of(pool: Pool, session: Session) -> str:
@@ -96,8 +99,78 @@ def session_routes(grant_service: GrantService, service: PoolService) -> APIRout
         """One session, ended ones too while they are remembered."""
         return schemas.session_view(_session_of(pool, session_id, caller))
 
+    _add_ending(routes, grant_service.pool, service)
     _add_log(routes, grant_service.pool, service)
+    _add_figures(routes, grant_service.pool, service)
     return routes
+
+
+def _add_figures(routes: APIRouter, pool: Pool, service: PoolService) -> None:
+    """What a session uses, from its node."""
+
+    @routes.get(
+        "/sessions/{session_id}/figures",
+        tags=["sessions"],
+        responses=problem_responses(404, 409, 503),
+    )
+    async def read_session_figures(session_id: str, caller: ViewerOrTenant) -> SessionFigures:
+        """What a session that runs used in the last hour, in steps of 15 s, from its node."""
+        session = _session_of(pool, session_id, caller)
+        try:
+            link = service.link_of(session.node)
+            steps = await link.read_figures(session_id, LOG_SECONDS)
+        except NotConnected as why:
+            raise Problem(
+                503,
+                ProblemType.NODE_NOT_CONNECTED,
+                f"{why}, and keeps the figures; start its sluice-server",
+            ) from None
+        except OrderRefused as why:
+            raise Problem(409, ProblemType.NO_FIGURES, f"node {session.node}: {why}") from None
+        except ServerSilent as why:
+            raise Problem(503, ProblemType.OUTCOME_UNKNOWN, f"node {session.node}: {why}") from None
+        return session_figures(steps)
+
+
+def _add_ending(routes: APIRouter, pool: Pool, service: PoolService) -> None:
+    """Ending one session. There is no generation: an id is one session's, which ends once."""
+
+    @routes.delete(
+        "/sessions/{session_id}",
+        tags=["sessions"],
+        status_code=202,
+        responses=problem_responses(404, 409, 503),
+    )
+    async def end_session(session_id: str, caller: OperatorOrTenant) -> schemas.SessionView:
+        """Ends one session: its process gets a CUDA error. Other sessions of its grant go on; with
+        its last session a grant that is no held job's ends, too.
+        """
+        session = _session_of(pool, session_id, caller)
+        if session.state is SessionState.ENDED:
+            raise Problem(
+                409,
+                ProblemType.SESSION_NOT_ENDED,
+                f"session {session_id} has ended already: {session.reason}",
+            )
+        who = "the operator" if caller.project is None else f"project {caller.project}"
+        why = End(EndCause.OPERATOR, f"ended by {who}")
+        try:
+            await service.link_of(session.node).end_session(session_id, why, END_SECONDS)
+        except NotConnected as error:
+            raise Problem(
+                503,
+                ProblemType.NODE_NOT_CONNECTED,
+                f"{error}, and runs the session; start its sluice-server, or end the grant",
+            ) from None
+        except OrderRefused as refused:
+            raise Problem(
+                409, ProblemType.SESSION_NOT_ENDED, f"node {session.node}: {refused}"
+            ) from None
+        except ServerSilent as silent:
+            raise Problem(
+                503, ProblemType.OUTCOME_UNKNOWN, f"node {session.node}: {silent}; look again"
+            ) from None
+        return schemas.session_view(session)
 
 
 def _add_log(routes: APIRouter, pool: Pool, service: PoolService) -> None:

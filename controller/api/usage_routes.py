@@ -62,6 +62,13 @@ async def _used(
     first = int(begin.timestamp() // HOUR_SECONDS) if begin else 0
     last = int(end.timestamp() // HOUR_SECONDS) if end else I32.high
     whose = caller_project if caller_project is not None else project
+    return await used_between(grant_service, first, last, whose)
+
+
+async def used_between(
+    grant_service: GrantService, first: int, last: int, whose: str | None
+) -> list[UsageRecord]:
+    """What a project (None: each) used in these hours since the epoch, by hour, then project."""
     stored = await grant_service.store.usage(first, last, whose)
     records = {(r.hour, r.project): r for r in stored}
     for record in grant_service.pool.used_up_to_now():

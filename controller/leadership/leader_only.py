@@ -25,8 +25,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from sluice.config.log_ids import request_id
 from sluice.config.metric_families import exposition
 from sluice.config.version import own_version
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.auth.access import Access
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.leadership.election import LeaderAddress
 from sluice.controller.metrics.meters import Standing
 from sluice.controller.rpc.node_service import PoolService
@@ -48,6 +50,12 @@ class LeaderState:
     app: FastAPI
     access: Access
     is_current: Callable[[], bool]
+    history: HistoryKeeper | None = None
+    alerts: AlertWatch | None = None
+
+    def begin_watching(self) -> list[asyncio.Task[None]]:
+        """What runs while it leads, beside serving: whoever leads cancels it at the end."""
+        return [asyncio.create_task(each.run()) for each in (self.history, self.alerts) if each]
 
 
 class Leadership:

@@ -12,6 +12,7 @@ from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.fragmentation import Fragmentation
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.used_tally import UsedTally
 from sluice.controller.pool.grants.vgpu_times import VgpuTime
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
@@ -121,6 +122,11 @@ class PoolView:
     def vgpu_time(self, grant_id: str, number: int) -> VgpuTime | None:
         """What a vGPU of a live grant has had of its GPU; None where its node has not said."""
         return self._ledger.vgpu_times.of(grant_id, number)
+
+    def tally_used(self) -> UsedTally:
+        """From now on what GPUs and projects use is summed there, for whoever keeps history."""
+        tally = self._ledger.vgpu_times.tally = UsedTally()
+        return tally
 
     # reservations and projects
 

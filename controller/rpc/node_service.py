@@ -168,6 +168,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             PEERS.warning("gRPC: second stream", name, text, name)
             older.close()
         link.hands_over = inventory.hands_over
+        link.ends_sessions = inventory.ends_sessions
         self.links[name] = link
         self._grant_service.links[name] = link
         link.orders.put_nowait(

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sluice.config.log_ids import request_id
 from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
 from sluice.controller.rpc.messages import vgpu_messages
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 
 Answer = Any
@@ -54,7 +56,11 @@ RESIZE = CallKind("resize_grant", "grant_resized", name="grant_id")
 READ_LOG = CallKind("read_log", "log_text")
 NATIVE = CallKind("native", "native_done")
 GPU = CallKind("gpu_order", "gpu_order_taken")
-ANSWERS = {kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU)}
+END_SESSION = CallKind("end_session", "session_end_taken")
+READ_FIGURES = CallKind("read_figures", "session_figures")
+ANSWERS = {
+    kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION, READ_FIGURES)
+}
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class ServerLink:
 
     def __init__(self) -> None:
         self.hands_over = False  # an older server does not
+        self.ends_sessions = False  # nor this, nor does it tell a session's figures
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         # no call of an earlier stream is answered on this one by mistake
         self._ids = itertools.count(secrets.randbits(62))
@@ -117,6 +124,26 @@ class ServerLink:
         """The end of a session's log. Raises OrderRefused, ServerSilent."""
         asked = rpc.ReadLog(session_id=session_id, tail_bytes=tail_bytes)
         return str((await self._call(READ_LOG, asked, timeout)).text)
+
+    async def end_session(self, session_id: str, why: End, timeout: float) -> None:
+        """Has the server end one session. Raises OrderRefused, ServerSilent."""
+        if not self.ends_sessions:
+            raise OrderRefused(
+                "its sluice-server is of an older release, which ends whole grants only: upgrade "
+                "it, or end the grant"
+            )
+        asked = rpc.EndSession(
+            session_id=session_id, reason=why.text, cause=why.cause, request_id=request_id()
+        )
+        await self._call(END_SESSION, asked, timeout)
+
+    async def read_figures(self, session_id: str, timeout: float) -> Sequence[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused, ServerSilent."""
+        if not self.ends_sessions:
+            raise OrderRefused("its sluice-server is of an older release, which keeps no figures")
+        asked = rpc.ReadFigures(session_id=session_id)
+        steps: Sequence[rpc.SessionStep] = (await self._call(READ_FIGURES, asked, timeout)).steps
+        return steps
 
     async def resize(self, order: ResizeOrder, timeout: float) -> None:
         """Has the server change what runs. Raises OrderRefused, ServerSilent."""

@@ -65,6 +65,7 @@ class NodeSide:
             data_port=parts.data_port.port,
             data_tls=self._config.tls.data_plane,
             takes_parts=True,
+            ends_sessions=True,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[
@@ -113,6 +114,13 @@ class NodeSide:
             # nothing of it is here: the controller only needs to hear that
             self._parts.controller.report_end("", grant_id, why)
 
+    def end_session(self, session_id: str, why: End) -> None:
+        """Ends one session. Raises OrderRefused."""
+        session = self._parts.lifecycle.sessions.get(session_id)
+        if session is None:
+            raise OrderRefused(f"no session {session_id} is open here; it may be opening, or over")
+        self._parts.lifecycle.end(session, why)
+
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         if self._parts.data_port.resize_grant(grant_id, vgpus):
@@ -146,6 +154,23 @@ class NodeSide:
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""
         return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
+
+    def read_figures(self, session_id: str) -> list[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused."""
+        if session_id not in self._parts.lifecycle.sessions:
+            raise OrderRefused(f"session {session_id} does not run here any more")
+        return [
+            rpc.SessionStep(
+                time=step.time,
+                gpus=step.gpus,
+                memory_mib=step.memory_mib,
+                commands=step.commands,
+                round_trips=step.round_trips,
+                received_bytes=step.received,
+                sent_bytes=step.sent,
+            )
+            for step in self._parts.lifecycle.figures.history.of(session_id)
+        ]
 
     def order_gpu(self, uuid: str, *, clear: bool) -> None:
         """Clears a GPU's fault, or has it checked. Raises OrderRefused."""

@@ -43,6 +43,10 @@ class ServerSide(Protocol):
         """Ends what runs for a grant."""
         ...
 
+    def end_session(self, session_id: str, why: End) -> None:
+        """Ends one session. Raises OrderRefused."""
+        ...
+
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         ...
@@ -53,6 +57,10 @@ class ServerSide(Protocol):
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log. Raises OSError."""
+        ...
+
+    def read_figures(self, session_id: str) -> Sequence[rpc.SessionStep]:
+        """What a session used in the last hour. Raises OrderRefused."""
         ...
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
@@ -143,6 +151,10 @@ class Orders:
                 self._read_log(order.read_log)
             case "gpu_order":
                 self._order_gpu(order.gpu_order)
+            case "read_figures":
+                self._read_figures(order.read_figures)
+            case "end_session":
+                self._end_session(order.end_session)
 
     async def serve_hand_overs(self) -> None:
         """One after another, for ever: a GPU that is taken back may still be on its way out."""
@@ -208,6 +220,23 @@ class Orders:
         except OrderRefused as refused:
             taken.error = str(refused)
         self._report(rpc.NodeReport(gpu_order_taken=taken))
+
+    def _read_figures(self, order: rpc.ReadFigures) -> None:
+        answer = rpc.SessionFigures(call=order.call)
+        try:
+            answer.steps.extend(self._side.read_figures(order.session_id))
+        except OrderRefused as refused:
+            answer.error = str(refused)
+        self._report(rpc.NodeReport(session_figures=answer))
+
+    def _end_session(self, order: rpc.EndSession) -> None:
+        taken = rpc.SessionEndTaken(call=order.call)
+        with bound(request_id=order.request_id, session_id=order.session_id):
+            try:
+                self._side.end_session(order.session_id, End(read_cause(order.cause), order.reason))
+            except OrderRefused as refused:
+                taken.error = str(refused)
+        self._report(rpc.NodeReport(session_end_taken=taken))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

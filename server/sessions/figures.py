@@ -26,6 +26,7 @@ from sluice.config.metric_families import LATENCY_BUCKETS, Family, FamilyCollect
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.sessions.records import Session, part_of_gpu
+from sluice.server.sessions.session_history import SessionHistory
 from sluice.server.sessions.vgpu_time import VgpuTime, VgpuTimes
 from sluice.server.workers.packets import Message
 from sluice.server.workers.worker import WorkerError
@@ -164,6 +165,7 @@ class SessionFigures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.times = VgpuTimes(clock)
+        self.history = SessionHistory(clock)
         self._followed: dict[str, Followed] = {}
         self._places: dict[str, dict[tuple[str, int], Place]] = defaultdict(dict)
         self._moved: dict[str, Counter[str]] = defaultdict(Counter)  # by channel, of the ended
@@ -218,12 +220,15 @@ class SessionFigures:
         for key, value in _numbers(status).items():
             # what a worker that was taken over says must not make a counter fall
             followed.said[key] = max(value, followed.said.get(key, 0))
-        self.times.hear(session_id, _used_seconds(followed.session, status))
+        used = _used_seconds(followed.session, status)
+        self.times.hear(session_id, used)
         followed.used_mib = {
             index: _bounded(status.number(key))
             for index in followed.places
             if status.get(key := f"vgpu.{index}.used_mib")
         }
+        memory_mib = float(sum(followed.used_mib.values()))
+        self.history.hear(session_id, sum(used.values()), memory_mib, followed.said)
 
     def moved(self, session_id: str, channel: str) -> None:
         """The session goes by this channel from now on: before its requester says so.
@@ -247,6 +252,7 @@ class SessionFigures:
     def end(self, session_id: str) -> None:
         """The session's worker has exited."""
         followed = self._followed.pop(session_id, None)
+        self.history.end(session_id)
         if followed is None:
             return
         channel = followed.session.requester.channel

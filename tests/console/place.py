@@ -15,14 +15,16 @@ from urllib.parse import urlencode
 
 import httpx
 
-from sluice.config.controller import AuthSection
+from sluice.config.controller import AlertsSection, AuthSection
 from sluice.console.app import add_console
+from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
+from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.model import Gpu, Node
 from sluice.controller.pool.pool import Pool
@@ -44,6 +46,7 @@ class Place:
     """One controller's."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.store = SqliteStore(folder / "store.db")
         self.secrets: dict[str, str] = {}
         self.ids: dict[str, str] = {}
@@ -59,9 +62,13 @@ class Place:
         self.grants = GrantService(self.pool, self.store)
         service = PoolService(self.grants, 5)
         browsers = self.browsers if console else None
-        self.app: Any = build_app(self.grants, service, 60, self.access, browsers=browsers)
+        self.alerts = AlertWatch(self.grants, AlertsSection())
+        self.app: Any = build_app(
+            self.grants, service, 60, self.access, browsers=browsers, alerts=self.alerts
+        )
+        self.history = HistoryKeeper(self.pool, self.folder / "history.db")
         if browsers is not None:
-            self.live = add_console(self.app, self.grants, browsers)
+            self.live = add_console(self.app, self.grants, browsers, self.history, self.alerts)
         if not self.tokens.tokens:
             for name, role, project in TOKENS:
                 token, secret = await self.tokens.create(

@@ -84,6 +84,9 @@ def pages(busy: Pool) -> list[str]:
         "/reservations?state=all",
         "/queue",
         "/audit",
+        "/history?of=pool",
+        "/usage",
+        "/alerts",
         f"/node?name={busy.plane.node}",
         f"/gpu?id={gpu}",
         f"/grant?id={grant['id']}",
@@ -114,6 +117,79 @@ def test_every_page_is_accessible_and_fits(
         if admin.is_too_wide():
             found[f"{path} is too wide"] = True
     assert not found
+
+
+def test_an_operator_ends_one_session_and_moves_another_request_up(busy: Pool, meet: Meet) -> None:
+    operator = meet()
+    plane = busy.plane
+    doomed = plane.client(gmem_mib=500, ratio_percent=5, program="doomed.py")
+    wait_for(lambda: plane.rest.get(f"/sessions/{doomed.session_id}").json()["state"] == "running")
+    operator.act("session.end", doomed.session_id)
+    expect(operator.page.locator(".note.good")).to_have_text("The session is being ended.")
+    expect(operator.page.locator(".part-session .badge")).to_have_text("ended")
+    expect(operator.page.locator(".part-session .note")).to_contain_text("ended by the operator")
+    waiting = [
+        plane.client(gmem_mib=8000, ratio_percent=100, vgpu_count=5, wait_seconds=600)
+        for _ in range(2)
+    ]
+    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 2)
+    first, second = (e["request_id"] for e in plane.rest.get("/queue").json()["waiting"])
+    page = operator.open("/queue")
+    page.get_by_role("link", name=f"Move request {second} up").click()
+    expect(page.locator("main")).to_contain_text("It is at place 2 of 2")
+    page.get_by_role("button", name="Move it").click()
+    expect(page.locator(".note.good")).to_have_text("The request has its new place.")
+    order = [e["request_id"] for e in plane.rest.get("/queue").json()["waiting"]]
+    assert order == [second, first]
+    assert not operator.unaccessible()
+    assert not operator.is_too_wide()
+    for client in waiting:
+        client.kill()
+    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 0)
+
+
+def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> None:
+    """Their figures are the table's; the first are there when a step of 15 s or two is over."""
+    viewer = meet("viewer")
+
+    def is_drawn() -> bool:
+        viewer.open(f"/node?name={busy.plane.node}")
+        viewer.page.locator(".history .spans").wait_for()
+        return viewer.page.locator(".history table tbody tr").count() >= 2
+
+    wait_for(is_drawn, seconds=120)
+    page = viewer.page
+    chart = page.locator(".chart").first
+    assert chart.locator("canvas").evaluate("each => each.width") > 100
+    slider = chart.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("Home")
+    first = slider.get_attribute("aria-valuetext") or ""
+    page.keyboard.press("End")
+    last = slider.get_attribute("aria-valuetext") or ""
+    gpus = busy.plane.rest.get("/gpus").json()["gpus"]
+    promised = sum(gpu["granted_percent"] for gpu in gpus) / 100
+    assert promised > 0
+    assert f"Promised {promised:g} GPUs" in last
+    assert first[:19] < last[:19]
+    page.get_by_text("The same figures as a table").click()
+    rows = page.locator(".history tbody tr")
+    assert last[:19] in rows.last.inner_text()
+    assert f"{promised:.2f}" in rows.last.inner_text()
+    assert not viewer.unaccessible()
+    assert not viewer.is_too_wide()
+    page.get_by_role("link", name="Last month").click()
+    expect(page.locator(".history")).to_contain_text("Nothing has been kept yet")
+    session = busy.plane.sessions()[0]["id"]
+
+    def is_fetched() -> bool:
+        viewer.open(f"/session?id={session}")
+        page.locator(".history .plot, .history .empty").first.wait_for()
+        return page.locator(".history .plot").count() == 4
+
+    wait_for(is_fetched, seconds=120)
+    assert not viewer.unaccessible()
+    assert not viewer.is_too_wide()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -268,7 +344,7 @@ def test_a_session_shows_its_log(busy: Pool, meet: Meet) -> None:
 def test_a_tenant_sees_its_own_only(busy: Pool, meet: Meet) -> None:
     tenant = meet("tenant")
     expect(tenant.page.locator("h1")).to_contain_text("vision")
-    expect(tenant.page.get_by_role("navigation").get_by_role("link")).to_have_count(3)
+    expect(tenant.page.get_by_role("navigation").get_by_role("link")).to_have_count(4)
     other = busy.plane.grants()[0]["id"]
     assert tenant.page.goto(f"{tenant.url}/console/grant?id={other}").status == 404  # type: ignore[union-attr]
 

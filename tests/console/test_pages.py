@@ -280,7 +280,7 @@ async def test_a_page_is_small(place: Place) -> None:
         await place.granted(memory_mib=500, compute_percent=10)
     page = await (await place.signed_in("operator")).get("/")
     loaded = [FILES[n] for n in FILES if n in page.text and not n.endswith(".txt")]
-    assert len(loaded) == 5
+    assert len(loaded) == 8
     assert len(page.content) + sum(len(f.content) for f in loaded) < 300_000
 
 
@@ -314,12 +314,13 @@ def test_vendored_files_are_what_was_checked_in_with_their_licences() -> None:
     sums = dict(
         reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines()
     )
-    scripts = sorted(folder.glob("*.js"))
-    assert sorted(sums) == [path.name for path in scripts]
-    for path in scripts:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".js", ".css"))
+    assert sorted(sums) == [path.name for path in files]
+    for path in files:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == sums[path.name]
     for name in ("htmx", "htmx-ext-sse"):
         assert "Zero" in (folder / f"{name}-LICENSE.txt").read_text()
+    assert "MIT" in (folder / "uplot-LICENSE.txt").read_text()
 
 
 # the setting

@@ -257,5 +257,5 @@ def test_every_kind_of_event_is_documented() -> None:
     for path in (root / "controller" / "pool").rglob("*.py"):
         used |= set(re.findall(r'event\(\s*"([a-z_]+\.[a-z_]+)"', path.read_text()))
     used |= {f"gpu.{mode.value}" for mode in GpuMode} | {"node.away", "node.lost"}
-    used |= {"node.drained", "node.undrained"}
+    used |= {"node.drained", "node.undrained", "alert.firing", "alert.resolved"}
     assert used == documented - {"audit.", "token.", "enrolment.", "adapter."}

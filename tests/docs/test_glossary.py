@@ -17,7 +17,7 @@ ROWS = [
 ]
 PRODUCT = (
     *("cli", "config", "console", "controller", "guest_runtime", "hypervisor", "nova_driver"),
-    *("pool_client", "resources", "server"),
+    *("pool_client", "resources", "server", "support"),
 )
 #: Words of our own making that readers had to guess, and had several meanings.
 GIVEN_UP = r"Desk|Door(?!bell)|Office|Asker|Wish|Books|Room"

@@ -117,6 +117,7 @@ class ControlPlane:
         log: dict[str, Any] | None = None,
         metrics: dict[str, Any] | None = None,
         openstack: dict[str, Any] | None = None,
+        alerts: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
         pool_of: ControlPlane | None = None,
@@ -153,6 +154,7 @@ class ControlPlane:
             auth={"local": "operator", **(auth or {})},
             tls=tls or {},
             openstack=openstack or {},
+            **({"alerts": alerts} if alerts else {}),
         )
         self._write(
             "server.conf",

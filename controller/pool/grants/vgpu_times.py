@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from sluice.controller.pool.grants.used_tally import UsedTally
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
 
 
@@ -55,6 +56,8 @@ class VgpuTimes:
     def __init__(self, count: Callable[[str, float, float], None]) -> None:
         """`count` is told what a project had: GPU-seconds used, and waited."""
         self._count = count
+        #: Where history is kept, what it is made of.
+        self.tally: UsedTally | None = None
         self._of_grant: dict[str, dict[int, VgpuTime]] = {}
 
     def of(self, grant_id: str, number: int) -> VgpuTime | None:
@@ -78,6 +81,8 @@ class VgpuTimes:
             waited = self._waited(time, report)
         if used or waited:
             self._count(grant.project or DEFAULT_PROJECT, used, waited)
+            if used and self.tally is not None:
+                self.tally.add(grant, report.number, used)
 
     def _waited(self, time: VgpuTime, report: VgpuReport) -> float:
         """How much longer it waited than is counted; the report is its last from now on."""

@@ -18,11 +18,13 @@ from sluice.controller.pool.decisions import (
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import Clock, Mode
 from sluice.controller.pool.placement import feasibility
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.queue.progress import Progress
 from sluice.controller.pool.queue.scheduling import Scheduler
+from sluice.controller.pool.queue.waiting import NoPlaceLeft
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End
 
@@ -114,6 +116,23 @@ class Requests:
         elif held:
             self._ledger.end_session(held.grant, held.session, why)
         return self._progress.after(decisions)
+
+    def move(self, request_id: str, position: int, who: str) -> Decisions:
+        """Puts a waiting request at a position, 1 for the next. Raises Unknown, Impossible."""
+        before = self._queue.position(request_id)
+        try:
+            if not self._queue.move(request_id, position):
+                raise Unknown("waiting request", request_id)
+        except NoPlaceLeft:
+            raise Impossible(
+                f"others were moved to just there so often that no place is left at {position}; "
+                "choose another position"
+            ) from None
+        now = self._queue.position(request_id)
+        if now != before:
+            text = f"moved from place {before} to {now} by {who}"
+            self._ledger.event("request.moved", request_id, text)
+        return self._progress.after(Decisions())
 
     def refuse_overdue(self, decisions: Decisions) -> None:
         """Refuses those that have waited as long as they were to; part of a step."""

@@ -2,23 +2,33 @@
 """The queue of requests that do not fit now: by priority, then by age.
 
 Called by scheduling.Scheduler and pool.Pool only. It owns the waiting requests and their deadlines
-and promises that order never changes except by removal, so that positions are exact and nobody
-starves: with ageing, a request passes those that have waited less than `ageing_seconds` longer for
-each step of priority that it is above them, and no others. Requests that fit or do not fit alike
-form a class, of which a walk visits no more once one did not fit.
+and promises that order never changes except by removal, and by an operator who moves one, so that
+positions are exact and nobody starves: with ageing, a request passes those that have waited less
+than `ageing_seconds` longer for each step of priority that it is above them, and no others.
+Requests that fit or do not fit alike form a class, of which a walk visits no more once one did not
+fit.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from sluice.controller.pool.decisions import GrantRequest
 
-Order = tuple[float, float, int]
+#: The last is an arrival, or of what was moved any place between two.
+Order = tuple[float, float, Fraction | int]
+#: Between two requests others can be moved so often.
+MOST_DENOMINATOR = 1 << 64
+
+
+class NoPlaceLeft(Exception):
+    """Between two requests others were moved too often; another position is to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class Entry:
     deadline: float | None
     alike: GrantRequest  # equal for requests that fit alike
     since: float  # monotonic
+    arrival: int
 
 
 class WaitingQueue:
@@ -44,10 +55,11 @@ class WaitingQueue:
         self._orders: list[Order] = []
         self._by_order: dict[Order, Entry] = {}
         self._classes: dict[GrantRequest, list[Order]] = {}
-        self._deadlines: list[tuple[float, Order]] = []
+        self._deadlines: list[tuple[float, str]] = []
         self._preempting: dict[str, Entry] = {}
         self._since: list[tuple[float, int]] = []  # of each, and its arrival
         self.by_priority: Counter[int] = Counter()  # how many wait
+        self.generation = 0  # grows when an operator moves one
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,17 +82,42 @@ class WaitingQueue:
             if self._ageing
             else (-request.priority, since, self._arrivals)
         )
-        entry = Entry(order, request, deadline, alike(request), since)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, request.request_id))
+        self._put(Entry(order, request, deadline, alike(request), since, self._arrivals))
+
+    def _put(self, entry: Entry) -> None:
+        request, order = entry.request, entry.order
         self._entries[request.request_id] = entry
         self.by_priority[request.priority] += 1
-        bisect.insort(self._since, (since, order[2]))
+        bisect.insort(self._since, (entry.since, entry.arrival))
         self._by_order[order] = entry
         bisect.insort(self._orders, order)
         bisect.insort(self._classes.setdefault(entry.alike, []), order)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, order))
         if request.preempt:
             self._preempting[request.request_id] = entry
+
+    def move(self, request_id: str, position: int) -> bool:
+        """Puts a request at a position, 1 for the next; False if it does not wait.
+
+        It keeps the place towards those that it now stands between; who comes later goes by
+        priority and age as ever. Raises NoPlaceLeft.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        others = len(self._orders) - 1
+        at, now = max(0, min(position - 1, others)), self.position(request_id) - 1
+        if at == now:
+            return True
+        # who stands before and behind it then, it being taken out
+        before = self._orders[at - 1 + (now < at)] if at else None
+        behind = self._orders[at + (now <= at)] if at < others else None
+        moved = replace(entry, order=between(before, behind))
+        self.remove(request_id)
+        self._put(moved)
+        self.generation += 1
+        return True
 
     def get(self, request_id: str) -> Entry | None:
         """The entry of a request that waits."""
@@ -97,7 +134,7 @@ class WaitingQueue:
         del same[bisect.bisect_left(same, entry.order)]
         if not same:
             del self._classes[entry.alike]
-        del self._since[bisect.bisect_left(self._since, (entry.since, entry.order[2]))]
+        del self._since[bisect.bisect_left(self._since, (entry.since, entry.arrival))]
         self.by_priority[entry.request.priority] -= 1
         if not self.by_priority[entry.request.priority]:
             del self.by_priority[entry.request.priority]
@@ -118,10 +155,11 @@ class WaitingQueue:
         """Takes out and returns the requests whose deadline has passed."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, order = heapq.heappop(self._deadlines)
+            deadline, request_id = heapq.heappop(self._deadlines)
             # what was taken out before its time is still in the heap
-            if entry := self._by_order.get(order):
-                self.remove(entry.request.request_id)
+            entry = self._entries.get(request_id)
+            if entry and entry.deadline == deadline:
+                self.remove(request_id)
                 late.append(entry.request)
         return late
 
@@ -158,6 +196,21 @@ class Walk:
             return None
         self._last = self._by_order[heapq.heappop(self._heads)]
         return self._last
+
+
+def between(before: Order | None, behind: Order | None) -> Order:
+    """A place between two neighbours, of which one may be none; raises NoPlaceLeft."""
+    if before is None:
+        assert behind is not None
+        return behind[0], behind[1], behind[2] - 1
+    if behind is not None and before[:2] != behind[:2]:
+        return behind[0], behind[1], behind[2] - 1
+    # at the end: before whoever may arrive
+    end = behind[2] if behind is not None else math.floor(before[2]) + 1
+    middle = Fraction(before[2] + end) / 2
+    if middle.denominator > MOST_DENOMINATOR:
+        raise NoPlaceLeft
+    return before[0], before[1], middle
 
 
 def alike(request: GrantRequest) -> GrantRequest:
