@@ -30,6 +30,7 @@ BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
 from counted import run_counted  # noqa: E402
+from diverting import diverting_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
@@ -253,6 +254,11 @@ def resumption_figures() -> list[Figure]:
         return figures + resumable_copies(resumable, plain, ROUNDS)
 
 
+def divert_figures() -> list[Figure]:
+    """What loading costs where runtimes inside of programs are diverted."""
+    return diverting_figures(NATIVE / "lib", BENCH, ROUNDS)
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -314,6 +320,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "copies": copy_figures,
     "relay": relay_figures,
     "resumption": resumption_figures,
+    "divert": divert_figures,
     "start": control_plane_figures,
     "grants": store_figures,
     "placement": decision_figures,
@@ -321,7 +328,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "queue": queue_figures,
 }
 #: Those whose figures are medians over ROUNDS.
-IN_ROUNDS = ("calls", "copies", "relay", "resumption")
+IN_ROUNDS = ("calls", "copies", "relay", "resumption", "divert")
 
 
 def main() -> int:

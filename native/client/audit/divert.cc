@@ -136,6 +136,29 @@ struct Scratch {
   void* const at;
 };
 
+// Where the functions of a runtime are refused that ours has not; one after the other, as the
+// runtime has them. Made once for each runtime, and stays. MAP_FAILED: it cannot be.
+const void* refusals_of(const Runtime& runtime, const Symbols& ours, uint64_t refuse) {
+  struct Made {
+    const Runtime* runtime;
+    const void* at;
+  };
+  static Made made[kMostNoted];
+  static size_t count = 0;
+  for (size_t i = 0; i < count; ++i)
+    if (made[i].runtime == &runtime) return made[i].at;
+  if (count == kMostNoted) return MAP_FAILED;
+  const Scratch code(runtime.count * kRefusalBytes);
+  if (!code.data()) return MAP_FAILED;
+  size_t refused = 0;
+  for (size_t i = 0; i < runtime.count; ++i)
+    if (const char* name = name_of(runtime.functions[i]); !ours.address(name))
+      put_refusal(code.data() + refused++ * kRefusalBytes, name, refuse);
+  const void* at = map_code(nullptr, code.data(), code.bytes);
+  if (at != MAP_FAILED) made[count++] = {&runtime, at};
+  return at;
+}
+
 // nullptr: done.
 const char* divert(const Noted& noted, bool (*is_ours)(const char*)) {
   const Runtime& runtime = *noted.found.runtime;
@@ -152,29 +175,21 @@ const char* divert(const Noted& noted, bool (*is_ours)(const char*)) {
   const uint64_t text = noted.map->l_addr + noted.found.text;
   const uint64_t begin = text / kPage * kPage;
   const size_t bytes = (text + runtime.text_bytes - begin + kPage - 1) / kPage * kPage;
-  const Scratch code(bytes), refusals(runtime.count * kRefusalBytes);
-  if (!code.data() || !refusals.data()) return "there is no memory";
-  size_t refused = 0;
-  for (size_t i = 0; i < runtime.count; ++i)
-    if (!symbols.address(name_of(runtime.functions[i])))
-      put_refusal(refusals.data() + refused++ * kRefusalBytes, name_of(runtime.functions[i]),
-                  refuse);
-  // Stays: it is called as long as the program runs.
-  const void* refusing = map_code(nullptr, refusals.data(), refusals.bytes);
-  if (refusing == MAP_FAILED) return "the system lets nobody map new code (memfd_create, mmap)";
+  const Scratch code(bytes);
+  if (!code.data()) return "there is no memory";
+  constexpr char kNoCode[] = "the system lets nobody map new code (memfd_create, mmap)";
+  const void* refusing = refusals_of(runtime, symbols, refuse);
+  if (refusing == MAP_FAILED) return kNoCode;
   std::memcpy(code.data(), reinterpret_cast<const void*>(begin), bytes);
-  refused = 0;
+  size_t refused = 0;
   for (size_t i = 0; i < runtime.count; ++i) {
     const Function& f = runtime.functions[i];
     uint64_t to = symbols.address(name_of(f));
     if (!to) to = reinterpret_cast<uint64_t>(refusing) + refused++ * kRefusalBytes;
     put_jump(code.data() + (text + f.offset - begin), to);
   }
-  if (map_code(reinterpret_cast<void*>(begin), code.data(), bytes) == MAP_FAILED) {
-    munmap(const_cast<void*>(refusing), refusals.bytes);
-    return "the system lets nobody map new code (memfd_create, mmap)";
-  }
-  return nullptr;
+  return map_code(reinterpret_cast<void*>(begin), code.data(), bytes) == MAP_FAILED ? kNoCode
+                                                                                    : nullptr;
 }
 
 }  // namespace
