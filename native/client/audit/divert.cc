@@ -177,7 +177,7 @@ const char* divert(const Noted& noted, bool (*is_ours)(const char*)) {
   const size_t bytes = (text + runtime.text_bytes - begin + kPage - 1) / kPage * kPage;
   const Scratch code(bytes);
   if (!code.data()) return "there is no memory";
-  constexpr char kNoCode[] = "the system lets nobody map new code (memfd_create, mmap)";
+  static constexpr char kNoCode[] = "the system lets nobody map new code (memfd_create, mmap)";
   const void* refusing = refusals_of(runtime, symbols, refuse);
   if (refusing == MAP_FAILED) return kNoCode;
   std::memcpy(code.data(), reinterpret_cast<const void*>(begin), bytes);
