@@ -21,12 +21,13 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.model import Event, Gpu, Grant, Node, Session
+from sluice.controller.pool.model import Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerLink
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
+from sluice.rpc import pool_pb2 as rpc
 
 
 def operator_access(store: SqliteStore) -> Access:
@@ -51,10 +52,8 @@ class FakeServerLink(ServerLink):
         self._refuses = refuses  # so many assignments
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def assign(
-        self, grant: Grant, session: Session, key: str, key_seconds: int, timeout: float
-    ) -> None:
-        assert len(key) == 32
+    async def assign(self, assignment: rpc.Assignment, timeout: float) -> None:
+        assert len(assignment.key) == 32
         if self._refuses > 0:
             self._refuses -= 1
             raise OrderRefused("it was told to refuse")
