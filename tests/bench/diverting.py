@@ -49,8 +49,8 @@ def diverting_figures(libraries: Path, folder: Path, rounds: int) -> list[Figure
     (folder / "loads.cc").write_text(LOADS)
     inside, loads, archives = folder / "libinside.so", folder / "loads", toolkit.runtime.parent
     options = ["-shared", "-Xcompiler=-fPIC", "-cudart=static", "-cudadevrt=none"]
-    command = [toolkit.nvcc, *options, f"-L{archives}", "-o", inside, folder / "inside.cu"]
-    subprocess.run(command, check=True)
+    named = [f"-L{archives}", "-o", str(inside), str(folder / "inside.cu")]
+    subprocess.run([str(toolkit.nvcc), *options, *named], check=True)
     subprocess.run(["g++", "-O2", "-o", loads, folder / "loads.cc", "-ldl"], check=True)
     hook = {
         **os.environ,
@@ -63,7 +63,8 @@ def diverting_figures(libraries: Path, folder: Path, rounds: int) -> list[Figure
         done = subprocess.run(
             [loads, name], env={**hook, **told}, capture_output=True, text=True, check=True
         )
-        return median(json.loads(done.stdout))
+        times: list[float] = json.loads(done.stdout)
+        return median(times)
 
     figures = []
     for figure, name, unit, per, limit in (

@@ -25,8 +25,8 @@ from .traces import LIMIT
 #: At most how many bytes a connection passes in each direction, and a program that sends more.
 CUTS = {3_000: "module_launch", 40_000: "streams_events", 30_000_000: "bulk_copies"}
 RUNS, ENOUGH = 4, 8  # of each program, and of its connections that are cut
-GRACE_SECONDS = 6
-CLOSED_SECONDS = 4
+GRACE_SECONDS = 8
+CLOSED_SECONDS = 6
 
 
 @pytest.fixture(scope="module")
