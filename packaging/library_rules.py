@@ -50,7 +50,7 @@ EXPORTS = {
     "libcusparseLt": r"cusparseLt\w+",
     "libnvidia-ml": r"nvml\w+",
     "libnvshmem_host": r"nvshmem\w+",
-    "libsluice-audit": r"la_(version|objsearch)",
+    "libsluice-audit": r"la_(version|objsearch|objopen|activity)|sluice_static_runtime_of",
 }
 
 
