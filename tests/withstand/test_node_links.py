@@ -50,6 +50,18 @@ def nodes(
                 second.close()
 
 
+@pytest.fixture
+def copier(nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork]) -> Iterator[Told]:
+    """A program whose nodes have their link; all is given back at its end."""
+    first, second, _ = nodes
+    program = Told(first, COPIER)
+    assert program.do("copy 0 1") == "0"
+    assert program.do("copy 1 0") == "0"
+    yield program
+    program.close()
+    wait_for(lambda: all_given_back(first, second))
+
+
 def log_of(plane: ControlPlane) -> str:
     """What the workers' sessions have logged."""
     return "".join(path.read_text() for path in (plane.folder / "log").rglob("*.log"))
@@ -74,28 +86,22 @@ def test_a_program_computes_the_same_while_links_break(
 
 def test_whoever_has_not_the_key_of_the_two_nodes_is_not_let_in(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+    copier: Told,
 ) -> None:
     first, second, _ = nodes
-    copier = Told(first, COPIER)
-    assert copier.do("copy 0 1") == "0"
     stranger = LinkPeer(first, epoch=1000, received=0, key=os.urandom(32))
     assert stranger.is_over()
     assert copier.do("copy 1 0") == "0"
     assert copier.do("wait 0 1") == "0"
     [(_, there)], [(_, here)] = links_of(first), links_of(second)
     assert there.key == here.key
-    copier.close()
-    wait_for(lambda: all_given_back(first, second))
 
 
 @pytest.mark.parametrize("name", NONSENSE)
 def test_a_node_that_was_taken_over_costs_the_link_and_nothing_else(
-    nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork], name: str
+    nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork], copier: Told, name: str
 ) -> None:
-    first, second, _ = nodes
-    copier = Told(first, COPIER)
-    assert copier.do("copy 0 1") == "0"
-    assert copier.do("copy 1 0") == "0"
+    first, _, _ = nodes
     hostile = LinkPeer(first, epoch=1000, received=SENT_BYTES)
     assert hostile.was_let_in()
     kind, transfer, data, claimed = NONSENSE[name]
@@ -105,17 +111,13 @@ def test_a_node_that_was_taken_over_costs_the_link_and_nothing_else(
     # Copies go by way of the client from now on, and waits hold it.
     for what in ("use 0", "copy 0 1", "copy 1 0", "wait 0 1", "wait 1 0", "use 0", "use 1"):
         assert copier.do(what) == "0", what
-    copier.close()
-    wait_for(lambda: all_given_back(first, second))
 
 
 def test_numbers_that_a_node_is_ready_for_are_bounded(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+    copier: Told,
 ) -> None:
-    first, second, _ = nodes
-    copier = Told(first, COPIER)
-    assert copier.do("copy 0 1") == "0"
-    assert copier.do("copy 1 0") == "0"
+    first, _, _ = nodes
     hostile = LinkPeer(first, epoch=1000, received=SENT_BYTES)
     assert hostile.was_let_in()
     for transfer in range(10_000, 10_000 + 1024):
@@ -125,41 +127,33 @@ def test_numbers_that_a_node_is_ready_for_are_bounded(
     assert hostile.is_over()
     assert "is ready for a transfer twice, or for too many" in log_of(first)
     assert copier.do("use 0") == "0"
-    copier.close()
-    wait_for(lambda: all_given_back(first, second))
 
 
 def test_a_copy_that_never_comes_is_an_error_of_its_target(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+    copier: Told,
 ) -> None:
     """The other node's worker dies in the middle: what was to come has not, and nobody hangs."""
     first, second, _ = nodes
-    copier = Told(first, COPIER)
-    assert copier.do("copy 1 0") == "0"
     assert copier.do("hold 1 0") == "0"  # a copy behind a gate of device 1, on its way to device 0
     [worker] = second.session_worker_pids()
     os.kill(worker, signal.SIGKILL)
     # 911: an error of something outside CUDA, which the data of this copy were to come from.
     assert copier.do("use 0") == "911"
     assert copier.do("use 1") != "0"
-    copier.close()
-    assert "a copy from another node did not come to its end" in log_of(first)
-    wait_for(lambda: all_given_back(first, second))
+    wait_for(lambda: "a copy from another node did not come to its end" in log_of(first))
 
 
 def test_a_node_that_dies_lets_streams_go_that_only_waited_for_it(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+    copier: Told,
 ) -> None:
-    first, second, _ = nodes
-    copier = Told(first, COPIER)
-    assert copier.do("copy 1 0") == "0"
+    _, second, _ = nodes
     assert copier.do("expect 1 0") == "0"  # device 0 waits for an event behind device 1's gate
     [worker] = second.session_worker_pids()
     os.kill(worker, signal.SIGKILL)
     assert copier.do("use 0") == "0"
     assert copier.do("use 1") != "0"
-    copier.close()
-    wait_for(lambda: all_given_back(first, second))
 
 
 @pytest.mark.parametrize("knows_ca", [True, False], ids=["linked", "by way of the client"])
