@@ -182,6 +182,11 @@ void Recording::install_objects() {
   SLUICE_ON(cuDeviceGetP2PAttribute) = [](int* value, CUdevice_P2PAttribute a, CUdevice, CUdevice) {
     return *value = a == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ? 3 : 1, CUDA_SUCCESS;
   };
+  // Its stream comes to it at once, as all streams here have nothing before it.
+  SLUICE_ON(cuLaunchHostFunc) = [](CUstream, CUhostFn function, void* data) {
+    function(data);
+    return CUDA_SUCCESS;
+  };
   SLUICE_ON(cuCtxGetStreamPriorityRange) = [](int* least, int* greatest) {
     *least = 0, *greatest = -5;
     return CUDA_SUCCESS;
