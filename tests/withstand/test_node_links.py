@@ -125,7 +125,7 @@ def test_numbers_that_a_node_is_ready_for_are_bounded(
     assert copier.do("use 0") == "0"
     hostile.say(LinkMessageKind.READY, 20_000)
     assert hostile.is_over()
-    assert "is ready for a transfer twice, or for too many" in log_of(first)
+    wait_for(lambda: "is ready for a transfer twice, or for too many" in log_of(first))
     assert copier.do("use 0") == "0"
 
 
