@@ -201,6 +201,7 @@ def test_what_a_server_says_twice_is_the_same(arbiter: Arbiter, workers: list[Wo
 
 def test_what_is_no_page_is_refused(arbiter: Arbiter, workers: list[Worker]) -> None:
     worker = workers[0]
+    assert arbiter.tenants() == set()  # so it has taken the connection
     watched = arbiter.watched()
     loose = os.memfd_create("loose")  # whoever has it can cut it short
     os.ftruncate(loose, TURN_PAGE_BYTES)

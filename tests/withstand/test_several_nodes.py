@@ -68,7 +68,7 @@ def test_a_program_computes_the_same_while_one_nodes_network_breaks(
         said = [line for line in out.splitlines() if not line.startswith("# ")]
         assert said == EXPECTED.read_text().splitlines(), out + error
     network.cut_within(None)
-    assert network.cuts - before > 5
+    assert network.cuts - before > 2
     wait_for(lambda: not first.grants() and not second.session_worker_pids())
 
 
