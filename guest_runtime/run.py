@@ -42,7 +42,7 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
     result.setdefault("TRITON_LIBCUDA_PATH", str(found.folder))
     if wanted(base):
         result[VARIABLE] = DIVERT
-        for runtime in reversed(preloads(found)):
+        for runtime in preloads(found):  # the newest is first in the end
             result["LD_PRELOAD"] = _prepend(runtime, result.get("LD_PRELOAD"))
     return result
 

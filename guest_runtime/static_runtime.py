@@ -64,5 +64,5 @@ def our_runtimes(found: Installation) -> dict[int, Path]:
 
 
 def preloads(found: Installation) -> list[str]:
-    """What a program has to have loaded so that a runtime inside of it can lead there."""
-    return [str(path) for _, path in sorted(our_runtimes(found).items(), reverse=True)]
+    """What a program has to have loaded so that a runtime inside of it can lead there, by age."""
+    return [str(path) for _, path in sorted(our_runtimes(found).items())]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,14 +21,7 @@ channels = pytest.mark.parametrize("tcp", [False, True], ids=["shared memory", "
 def test_other_streams_have_what_the_host_waited_for(tmp_path: Path, tcp: bool) -> None:
     program = build_programs("other_streams") / "other_streams"
     with StaticPool(tmp_path, tcp=tcp) as pool:
-        done = subprocess.run(
-            [program],
-            env=pool.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = pool.run(program)
     assert done.stdout == (PROGRAMS / "expected" / "other_streams.out").read_text(), done.stderr
     assert done.returncode == 0, done.stderr
 
@@ -37,14 +29,7 @@ def test_other_streams_have_what_the_host_waited_for(tmp_path: Path, tcp: bool) 
 @channels
 def test_moving_a_model_takes_no_round_trip(tmp_path: Path, tcp: bool) -> None:
     with StaticPool(tmp_path, tcp=tcp) as pool:
-        done = subprocess.run(
-            [sys.executable, WAITS],
-            env=pool.environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = pool.run(sys.executable, WAITS)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["same"]

@@ -139,6 +139,17 @@ class StaticPool:
             **more,
         }
 
+    def run(self, *command: str | Path, seconds: int = 120) -> subprocess.CompletedProcess[str]:
+        """What a program does here, to its end."""
+        return subprocess.run(
+            command,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
     def sessions(self) -> int:
         """How many sessions were opened so far."""
         return len(self.log)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -73,14 +72,7 @@ def test_a_session_over_it_computes_the_same(tmp_path: Path, name: str) -> None:
         StaticPool(tmp_path, tcp=True, way=ADDRESS) as pool,
         DelayingNetwork(NETWORK, ADDRESS, pool.data_port, 300, gbit_s=10),
     ):
-        done = subprocess.run(
-            [program],
-            env=pool.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = pool.run(program)
     expected = ROOT / "tests" / "programs" / "expected" / f"{name}.out"
     assert done.stdout == expected.read_text(), done.stderr
 
@@ -91,13 +83,7 @@ def test_moving_a_model_over_it_waits_for_nobody(tmp_path: Path) -> None:
         StaticPool(tmp_path, tcp=True, way=ADDRESS) as pool,
         DelayingNetwork(NETWORK, ADDRESS, pool.data_port, 5_000),
     ):
-        done = subprocess.run(
-            [sys.executable, program],
-            env=pool.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        done = pool.run(sys.executable, program)
+    assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["waits"], said["same"]) == (0, True)

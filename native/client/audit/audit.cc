@@ -255,8 +255,7 @@ __attribute__((visibility("default"))) int sluice_static_runtime_of(const char* 
   const auto search = sluice::audit::find_static_runtime(path, &found);
   if (search == sluice::audit::Search::kFound)
     std::snprintf(versions, room, "%s", found.runtime->versions);
-  using enum sluice::audit::Search;
-  return search == kNone ? 0 : search == kFound ? 1 : 2;
+  return static_cast<int>(search);
 }
 
 }  // extern "C"

@@ -40,7 +40,7 @@ struct FoundRuntime {
   uint64_t text = 0;  // where it begins, as the file's headers count addresses
 };
 
-enum class Search { kNone, kUnknown, kFound };
+enum class Search { kNone, kFound, kUnknown };
 
 // kUnknown: the file imports what the runtime does and has its entry points' names, and is no
 // version that is known. `file`: all of an ELF file, which may hold anything.

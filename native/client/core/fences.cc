@@ -4,18 +4,10 @@
 #include <algorithm>
 
 #include "client/core/session.h"
+#include "client/core/stream_order.h"
 #include "client/objects/device.h"
-#include "client/objects/event.h"
 
 namespace sluice::client {
-
-namespace {
-
-bool captures(const Stream& stream) {
-  return std::atomic_ref(const_cast<Stream&>(stream).capture).load(std::memory_order_relaxed) != 0;
-}
-
-}  // namespace
 
 bool Fences::passed(const Fence& f) {
   // Of a stream that is gone only the whole device's progress tells.
@@ -31,15 +23,7 @@ uint64_t Fences::event_of(Device* device) {
     spare_.erase(at);
     return event;
   }
-  uint64_t id = 0;
-  Event* made = session_.events.create(&id);
-  if (!made) return 0;
-  made->device = device;
-  made->flags = CU_EVENT_DISABLE_TIMING;
-  const wire::EventCreate create{id, made->flags, 0};
-  if (session_.tell(*device, wire::kEventCreate, create) == CUDA_SUCCESS) return id;
-  session_.events.destroy(id);
-  return 0;
+  return make_order_event(session_, device);
 }
 
 void Fences::drop_passed() {

@@ -10,6 +10,18 @@
 
 namespace sluice::client {
 
+uint64_t make_order_event(Session& session, Device* device) {
+  uint64_t id = 0;
+  Event* made = session.events.create(&id);
+  if (!made) return 0;
+  made->device = device;
+  made->flags = CU_EVENT_DISABLE_TIMING;
+  const wire::EventCreate create{id, made->flags, 0};
+  if (session.tell(*device, wire::kEventCreate, create) == CUDA_SUCCESS) return id;
+  session.events.destroy(id);
+  return 0;
+}
+
 StreamPoint DeviceOrder::point(Stream* stream) { return session_.work().point(*stream); }
 
 bool DeviceOrder::passed(Stream* stream, StreamPoint point) {
@@ -37,15 +49,7 @@ void DeviceOrder::probe(Stream* stream) {
 bool DeviceOrder::follow(Stream* later, Stream* earlier) {
   const uint32_t context = device_.context();
   if (session_.captures.any()) return false;  // as what is recorded might be a capture
-  if (!event_) {
-    Event* made = session_.events.create(&event_);
-    if (!made) return false;
-    made->device = &device_;
-    made->flags = CU_EVENT_DISABLE_TIMING;
-    if (session_.post(wire::kEventCreate, wire::EventCreate{event_, made->flags, 0}, {}, nullptr,
-                      context) != CUDA_SUCCESS)
-      return false;
-  }
+  if (!event_ && !(event_ = make_order_event(session_, &device_))) return false;
   // A wait means the record before it, so one event serves all.
   const wire::EventRecord record{event_, earlier->wire_id, wire::kNoMark, 0, 0};
   const wire::StreamWaitEvent wait{later->wire_id, event_, 0, 0};

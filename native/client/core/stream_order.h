@@ -14,6 +14,10 @@ class Session;
 struct Device;
 struct Stream;
 
+// An event by which streams of a device are put in order, and which no program has; 0: there is no
+// more, or the session is lost. Created on the node without a wait.
+uint64_t make_order_event(Session& session, Device* device);
+
 class StreamOrder {
  public:
   virtual ~StreamOrder() = default;

@@ -2,7 +2,6 @@
 #include "client/core/work_account.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "client/objects/device.h"
 #include "client/objects/stream.h"
@@ -10,8 +9,7 @@
 namespace sluice::client {
 
 void WorkAccount::count(Stream& stream, bool seen, const Appending&) {
-  // What goes into a graph is no work yet.
-  if (std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0) return;
+  if (captures(stream)) return;
   Device& device = *stream.device;
   DeviceWork& d = device.work;
   const bool alone = d.issued_ == d.idle_at_ || d.only_stream_ == &stream;

@@ -2,6 +2,7 @@
 // A stream as the application holds it, and the legacy default stream of each vGPU.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -30,5 +31,10 @@ struct Stream {
   alignas(8) uint64_t fence = 0;
   std::vector<CUlaunchAttribute> attributes;  // that it was given
 };
+
+// Whether what it is given goes into a graph, and is no work yet.
+inline bool captures(Stream& stream) {
+  return std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0;
+}
 
 }  // namespace sluice::client
