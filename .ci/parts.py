@@ -5,12 +5,16 @@ Called by .ci/run. The output of a part that runs alone is shown as it comes; th
 one another when each ends, so that nothing is mixed; all of it is kept in build/ci/NAME.log. Once
 a part has failed the rest of its stage ends by itself and no further stage begins: the parts behind
 it build on it, and a failure is wanted soon. The exit status is 1 then, and the table names what
-did not run. Time fails nothing: a part over its budget is only named.
+did not run. Time fails nothing: a part over its budget is only named. But one that hangs is ended
+(`hung_after_minutes` without a line, or the whole at `ends_at_minutes`), with SIGABRT first: pytest
+says then where each thread stands.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -18,12 +22,15 @@ import sys
 import threading
 import time
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent
 LOGS = CHECKOUT / "build" / "ci"
+RUNNING: set[subprocess.Popen[bytes]] = set()
+DUMP_SECONDS = 10.0  # for what SIGABRT makes a part say
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Outcome:
     seconds: float = 0.0
     cores: float = 0.0
     """Processors of the machine that were busy meanwhile, on average."""
+    ended: str = ""
+    """Why it was ended, if it was."""
 
     @property
     def over(self) -> bool:
@@ -61,6 +70,28 @@ class Plan:
 
     stages: list[list[Part]]
     total_minutes: float
+    hung_after_minutes: float
+    """A part that says nothing for so long is ended."""
+    ends_at_minutes: float
+    """Whatever runs then is ended: whoever called shows nothing of a run that he ends himself."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a part is ended."""
+
+    silent_seconds: float
+    at: float
+    """By the monotonic clock."""
+
+    def reached(self, heard: float) -> str:
+        """Why to end one that was last heard of at `heard`; nothing: it goes on."""
+        now = time.monotonic()
+        if now > self.at:
+            return "ended with the time for all"
+        if now - heard > self.silent_seconds:
+            return f"said nothing for {minutes(self.silent_seconds)}"
+        return ""
 
 
 def read_plan(path: Path) -> Plan:
@@ -87,7 +118,7 @@ def read_plan(path: Path) -> Plan:
     )
     if needed > data["total_minutes"]:
         raise ValueError(f"{path}: the parts come to {needed:g} of {data['total_minutes']} minutes")
-    return Plan(stages, data["total_minutes"])
+    return Plan(stages, data["total_minutes"], data["hung_after_minutes"], data["ends_at_minutes"])
 
 
 def lanes(stage: list[Part]) -> list[list[Part]]:
@@ -105,10 +136,10 @@ def choose(plan: Plan, names: list[str]) -> Plan:
         if name not in known:
             raise ValueError(f"no part {name}: there are {', '.join(known)}")
     stages = [[part for part in stage if part.name in names] for stage in plan.stages]
-    return Plan([stage for stage in stages if stage], plan.total_minutes)
+    return replace(plan, stages=[stage for stage in stages if stage])
 
 
-def run_part(part: Part, outcome: Outcome, logs: Path, *, shown: bool) -> None:
+def run_part(part: Part, outcome: Outcome, logs: Path, limits: Limits, *, shown: bool) -> None:
     """Runs it to its end with its output in a log, and shown as it comes if it is alone."""
     began, busy = time.monotonic(), busy_seconds()
     with (logs / f"{part.name}.log").open("wb") as log:
@@ -118,17 +149,61 @@ def run_part(part: Part, outcome: Outcome, logs: Path, *, shown: bool) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            process_group=0,
         )
-        assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
+        RUNNING.add(process)
+
+        def say(data: bytes) -> None:
+            log.write(data)
             log.flush()
             if shown:
-                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
+
+        outcome.ended = follow(process, limits, say)
         outcome.code = process.wait()
+        RUNNING.discard(process)
     outcome.seconds = time.monotonic() - began
     outcome.cores = (busy_seconds() - busy) / max(outcome.seconds, 0.01)
+
+
+def follow(process: subprocess.Popen[bytes], limits: Limits, say: Callable[[bytes], None]) -> str:
+    """Passes on what it says until it ends, not until all do that it left behind.
+
+    Returns why we ended it; nothing where it ended by itself.
+    """
+    assert process.stdout is not None
+    ended, heard, killed_at = "", time.monotonic(), 0.0
+    coming = select.poll()
+    coming.register(process.stdout, select.POLLIN)
+    while True:
+        gone = process.poll() is not None
+        if coming.poll(0 if gone else 200):
+            if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+                return ended
+            say(data)
+            heard = time.monotonic()
+        elif gone and not (ended and time.monotonic() < killed_at):
+            return ended
+        if not ended and (ended := limits.reached(heard)):
+            say(f"\n== {shlex.join(map(str, process.args))} {ended}\n".encode())
+            killed_at = time.monotonic() + DUMP_SECONDS
+            send(process, signal.SIGABRT)
+        elif ended and time.monotonic() > killed_at:
+            send(process, signal.SIGKILL)
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """A signal to a part's processes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def end_all(number: int, _frame: object) -> None:
+    """Somebody ends us: nothing that we started stays."""
+    for process in list(RUNNING):
+        send(process, signal.SIGKILL)
+    sys.exit(128 + number)
 
 
 def busy_seconds() -> float:
@@ -139,19 +214,19 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def run_stage(stage: list[Part], logs: Path) -> list[Outcome]:
+def run_stage(stage: list[Part], logs: Path, limits: Limits) -> list[Outcome]:
     """Runs the parts of a stage beside one another."""
     outcomes = [Outcome(part) for part in stage]
     if len(stage) == 1:
         print(f"== {stage[0].name}", flush=True)
-        run_part(stage[0], outcomes[0], logs, shown=True)
+        run_part(stage[0], outcomes[0], logs, limits, shown=True)
         return outcomes
     print(f"== {' beside '.join(part.name for part in stage)}", flush=True)
     lock = threading.Lock()
 
     def run(lane: list[Part]) -> None:
         for outcome in (each for each in outcomes if each.part in lane):
-            run_part(outcome.part, outcome, logs, shown=False)
+            run_part(outcome.part, outcome, logs, limits, shown=False)
             with lock:
                 print(f"== {outcome.part.name}, after {minutes(outcome.seconds)}", flush=True)
                 sys.stdout.buffer.write((logs / f"{outcome.part.name}.log").read_bytes())
@@ -179,6 +254,7 @@ def table(outcomes: list[Outcome], seconds: float, total_minutes: float) -> str:
             lines.append(f"{outcome.part.name:20} {'-':>7} {budget:>7} {'-':>5}  not run")
             continue
         how = "passed" if outcome.code == 0 else failed(outcome.code)
+        how = f"FAILED ({outcome.ended})" if outcome.ended else how
         over = ", over its budget" if outcome.over else ""
         took = minutes(outcome.seconds)
         cores = f"{outcome.cores:.1f}"
@@ -200,10 +276,11 @@ def run_plan(plan: Plan, logs: Path) -> tuple[list[Outcome], bool]:
     logs.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
     good = True
+    limits = Limits(plan.hung_after_minutes * 60, time.monotonic() + plan.ends_at_minutes * 60)
     for stage in plan.stages:
-        ran = run_stage(stage, logs) if good else [Outcome(part) for part in stage]
+        ran = run_stage(stage, logs, limits) if good else [Outcome(part) for part in stage]
         outcomes += ran
-        good = good and all(outcome.code == 0 for outcome in ran)
+        good = good and all(outcome.code == 0 and not outcome.ended for outcome in ran)
     return outcomes, good
 
 
@@ -215,6 +292,8 @@ def main(words: list[str]) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_all)
     began = time.monotonic()
     outcomes, good = run_plan(plan, LOGS)
     print("\n" + table(outcomes, time.monotonic() - began, plan.total_minutes), flush=True)

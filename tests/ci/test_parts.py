@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+LIMITS = "hung_after_minutes = 1\nends_at_minutes = 5"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def ci() -> ModuleType:
 
 
 def plan(ci: ModuleType, folder: Path, *stages: dict[str, str], total: float = 100) -> object:
-    lines = [f"total_minutes = {total}"]
+    lines = [f"total_minutes = {total}", LIMITS]
     for stage in stages:
         lines.append("[[stage]]\nparts = [")
         for name, command in stage.items():
@@ -58,7 +62,7 @@ def test_every_target_is_one_of_the_makefile(ci: ModuleType) -> None:
 def test_a_part_that_yields_lets_the_others_go_first(ci: ModuleType, tmp_path: Path) -> None:
     for yields, nice in ((True, 19), (False, os.nice(0))):
         part = ci.Part("a", ("nice",), 1, "a", yields)
-        ci.run_part(part, ci.Outcome(part), tmp_path, shown=False)
+        ci.run_part(part, ci.Outcome(part), tmp_path, ci.Limits(60, math.inf), shown=False)
         assert int((tmp_path / "a.log").read_text()) == nice
 
 
@@ -72,7 +76,7 @@ def test_parts_of_a_lane_follow_one_another(ci: ModuleType, tmp_path: Path) -> N
     first, second = tmp_path / "first", tmp_path / "second"
     path = tmp_path / "budgets.toml"
     path.write_text(
-        "total_minutes = 20\n[[stage]]\nparts = [\n"
+        f"total_minutes = 20\n{LIMITS}\n[[stage]]\nparts = [\n"
         f"{{name = 'a', command = 'touch {first}', minutes = 10, lane = 'x'}},\n"
         f"{{name = 'b', command = 'mv {first} {second}', minutes = 10, lane = 'x'}},\n"
         "{name = 'c', command = 'true', minutes = 20}]\n"
@@ -124,3 +128,40 @@ def test_a_part_can_be_chosen_by_its_name(ci: ModuleType, tmp_path: Path) -> Non
     ]
     with pytest.raises(ValueError, match="no part three: there are one, two"):
         ci.choose(commands, ["three"])
+
+
+@pytest.mark.parametrize(
+    ("silent", "left", "why"),
+    [(0.5, 60.0, "said nothing for 0:00"), (60.0, 0.5, "ended with the time for all")],
+)
+def test_one_that_hangs_is_ended_and_says_where_it_stands(
+    ci: ModuleType, tmp_path: Path, silent: float, left: float, why: str
+) -> None:
+    hangs = (
+        "import faulthandler, subprocess, time; faulthandler.enable()\n"
+        "print('begun', flush=True); subprocess.run(['sleep', '600']); time.sleep(600)"
+    )
+    part = ci.Part("hangs", (sys.executable, "-c", hangs), 1, "hangs")
+    outcome = ci.Outcome(part)
+    limits = ci.Limits(silent, time.monotonic() + left)
+    ci.run_part(part, outcome, tmp_path, limits, shown=False)
+    said = (tmp_path / "hangs.log").read_text()
+    assert said.startswith("begun\n")
+    assert "most recent call first" in said
+    assert f"FAILED ({why})" in ci.table([outcome], 1, 100)
+
+
+def test_what_a_part_leaves_behind_is_not_waited_for(ci: ModuleType, tmp_path: Path) -> None:
+    part = ci.Part("leaves", ("sh", "-c", "echo done; sleep 300 & echo $! > pid"), 1, "leaves")
+    limits = ci.Limits(60, math.inf)
+    began = time.monotonic()
+    outcome = ci.Outcome(part)
+    ci.CHECKOUT, checkout = tmp_path, ci.CHECKOUT
+    try:
+        ci.run_part(part, outcome, tmp_path, limits, shown=False)
+    finally:
+        ci.CHECKOUT = checkout
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert (outcome.code, outcome.ended) == (0, "")
+    assert (tmp_path / "leaves.log").read_text() == "done\n"
+    assert time.monotonic() - began < 200
