@@ -3,6 +3,7 @@
 // it has any, as a record of its own whose header alone is sent on the connection.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -35,6 +36,7 @@ void ResumableStream::want_subflows() {
   if (wanted_ != Wanted::kNot) return;
   wanted_ = Wanted::kSaid;
   changed_.notify_all();
+  if (wake_ >= 0) eventfd_write(wake_, 1);
 }
 
 bool ResumableStream::take_wanted(uint32_t* epoch) {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/resumable_stream.h"
 
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstring>
 
 #include "channel/futex.h"
@@ -20,6 +23,7 @@ using wire::StreamRecord;
 constexpr size_t kLend = 32 << 10;  // less is copied
 constexpr size_t kAgain = 1 << 20;  // of what is sent again, in a record
 constexpr int64_t kAskAgainNs = 50'000'000;
+constexpr int64_t kAgainNs = 10'000'000;
 constexpr int kHelloMs = 10'000;
 constexpr size_t kMostAhead = 1 << 20;  // taken in before anybody asks for it
 
@@ -46,7 +50,9 @@ ResumableStream::ResumableStream(std::unique_ptr<Connection> first, const Terms&
   round_trip_us_.store(link_->stream->round_trip_us(), std::memory_order_relaxed);
 }
 
-ResumableStream::~ResumableStream() = default;
+ResumableStream::~ResumableStream() {
+  if (wake_ >= 0) close(wake_);
+}
 
 ResumableStream::Link ResumableStream::link() const {
   std::lock_guard lock(mutex_);
@@ -155,10 +161,37 @@ ResumableStream::Link ResumableStream::await_link() {
   return over_ ? nullptr : link_;
 }
 
+// Nobody may be reading: whoever waits for what another session brings would not see this one's
+// connection end before he writes. So its socket is looked at as well as what others find.
 bool ResumableStream::wait_for_break(int64_t nanoseconds) {
+  int64_t until = now() + nanoseconds;
+  const auto is_told = [this] { return over_ || !link_ || wanted_ == Wanted::kSaid; };
+  if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  Link there;
+  {
+    std::unique_lock lock(mutex_);
+    there = is_told() || last_ ? nullptr : link_;
+  }
+  if (there && there->socket >= 0 && wake_ >= 0) {
+    pollfd looked[] = {{there->socket, POLLRDHUP, 0}, {wake_, POLLIN, 0}};
+    const int64_t ms = (nanoseconds + 999'999) / 1'000'000;
+    poll(looked, 2, static_cast<int>(std::min<int64_t>(ms, INT_MAX)));
+    if (looked[1].revents != 0) {
+      eventfd_t count;
+      eventfd_read(wake_, &count);
+    }
+    if (looked[0].revents != 0) {
+      if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads) {
+        take_in(there);
+        broke(there, true);
+      }
+      there.reset();
+      until = now() + kAgainNs;  // whoever reads comes to the end by himself, or stops before it
+    }
+  }
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds),
-                    [this] { return over_ || !link_ || wanted_ == Wanted::kSaid; });
+  if (!there)
+    changed_.wait_for(lock, std::chrono::nanoseconds(std::max<int64_t>(0, until - now())), is_told);
   return !over_ && !link_;
 }
 

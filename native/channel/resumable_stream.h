@@ -74,7 +74,8 @@ class ResumableStream : public Stream {
   // Nobody waits for anything here any more. `status`: a CUresult for last_words(), and why.
   void end(uint32_t status = 0, const std::string& why = {});
 
-  // Whoever dials: waits for a break; false: it did not come in time, or the stream is over.
+  // Whoever dials, in one thread: waits for a break, and finds that of a connection which nobody
+  // reads; false: it did not come in time, or the stream is over.
   bool wait_for_break(int64_t nanoseconds);
   // A number above that of every connection so far, and of every attempt: the other side may have
   // taken one that failed here.
@@ -161,6 +162,7 @@ class ResumableStream : public Stream {
   enum class Wanted : uint8_t { kNot, kSaid, kTaken };
   std::atomic<Wanted> wanted_{Wanted::kNot};  // for subflows of this connection
   std::atomic<uint32_t> round_trip_us_{0};
+  std::atomic<int> wake_{-1};  // an eventfd for whoever waits for a break and looks at the socket
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ import httpx
 from .cluster import Cluster
 
 RETRY_SECONDS = 0.3
+PATIENCE_SECONDS = 300.0  # for whatever has no limit of its own
 
 
 class PoolRest:
@@ -55,11 +57,14 @@ class PoolRest:
         return None
 
     async def get(self, path: str, **parameters: Any) -> Any:
-        """A document, asked for until it comes."""
+        """A document, asked for until it comes; fails the test when none does."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             answer = await self.call("GET", path, params=parameters)
             if answer is not None and answer.status_code == 200:
                 return answer.json()
+            said = "nothing" if answer is None else f"{answer.status_code}: {answer.text[:500]}"
+            assert time.monotonic() < deadline, f"{path}: {self._address} answers {said}"
             await asyncio.sleep(RETRY_SECONDS)
 
     async def all(self, path: str, name: str) -> list[dict[str, Any]]:

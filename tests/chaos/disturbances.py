@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from .callers import PATIENCE_SECONDS
 from .cluster import Cluster
 
 LEADER = "leader"
@@ -131,6 +132,7 @@ class Disturber:
             others = [n for n in self._busy if n != killed and not n.startswith("rack")]
             if others:
                 return  # something else has happened to who could lead: that is no measurement
+            assert time.monotonic() - began < PATIENCE_SECONDS, f"nobody leads after {killed}"
             await asyncio.sleep(0.05)
         self.without_leader.append(time.monotonic() - began)
         self._say(f"{leader} leads {self.without_leader[-1]:.1f} s after {killed} was killed")

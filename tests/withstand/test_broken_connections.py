@@ -8,6 +8,7 @@ BreakingNetwork, which cuts connections at any byte of a frame or of a copy.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -101,6 +102,24 @@ def test_work_goes_on_after_each_break(
         goes_on(program, 20)
     program.quit()
     wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
+
+
+@pytest.mark.parametrize("whose", ["both ends", "the server's end"])
+def test_a_break_is_found_while_the_program_says_nothing(
+    plane: ControlPlane, network: BreakingNetwork, start: Start, whose: str
+) -> None:
+    program = working(start, 20, "tcp")
+    before = {session["id"] for session in plane.sessions()}
+    for _ in range(5):
+        seen = len(network.connections)
+        if whose == "both ends":
+            network.cut()
+        else:
+            network.connections[-1].near.shutdown(socket.SHUT_WR)
+        wait_for(lambda seen=seen: len(network.connections) > seen, message="another connection")
+    goes_on(program, 20)
+    assert {session["id"] for session in plane.sessions()} == before
+    program.quit()
 
 
 def test_both_directions_may_be_silent(

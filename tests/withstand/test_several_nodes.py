@@ -61,14 +61,14 @@ def test_a_program_computes_the_same_while_one_nodes_network_breaks(
     first, second, network = nodes
     program = build_programs("two_nodes") / "two_nodes"
     before = network.cuts
-    for seed, most in enumerate((30_000, 20_000, 12_000) * 2):
+    for seed, most in enumerate((9_000, 7_000, 6_000) * 2):
         network.cut_within(most, seed)
         with start(first, program) as process:
             out, error = process.communicate(timeout=300)
         said = [line for line in out.splitlines() if not line.startswith("# ")]
         assert said == EXPECTED.read_text().splitlines(), out + error
     network.cut_within(None)
-    assert network.cuts - before > 5
+    assert network.cuts - before > 20
     wait_for(lambda: not first.grants() and not second.session_worker_pids())
 
 

@@ -121,5 +121,37 @@ TEST(ResumableStream, OneThatIsNotMissedDoesNotComeBack) {
   EXPECT_EQ(stream.read(&part, 1), 0);
 }
 
+TEST(ResumableStream, WhoeverDialsFindsTheEndOfAConnectionThatNobodyReads) {
+  const Ends ends = pair();
+  ResumableStream stream(over(ends.a), {60 * kSecond, 60 * kSecond});
+  EXPECT_FALSE(stream.wait_for_break(1'000'000));
+  char text[] = "before it", got[32];
+  const wire::StreamRecord record{sizeof text, 0, 0};
+  ASSERT_GT(write(ends.b, &record, sizeof record), 0);
+  ASSERT_GT(write(ends.b, text, sizeof text), 0);
+  std::thread leaves([&] { shutdown(ends.b, SHUT_WR); });  // its own half only: no error comes
+  EXPECT_TRUE(stream.wait_for_break(600 * kSecond));
+  leaves.join();
+  EXPECT_TRUE(stream.was_closed());
+  const iovec part{got, sizeof got};
+  EXPECT_EQ(stream.read(&part, 1), static_cast<ssize_t>(sizeof text)) << "nothing is lost";
+  close(ends.b);
+}
+
+TEST(ResumableStream, WhoeverDialsIsToldWhatIsWanted) {
+  const Ends ends = pair();
+  ResumableStream stream(over(ends.a), {60 * kSecond, 60 * kSecond});
+  EXPECT_FALSE(stream.wait_for_break(1'000'000));
+  std::thread wants([&] { stream.want_subflows(); });
+  EXPECT_FALSE(stream.wait_for_break(600 * kSecond));
+  uint32_t epoch = 7;
+  EXPECT_TRUE(stream.take_wanted(&epoch));
+  wants.join();
+  std::thread ends_it([&] { stream.end(); });
+  EXPECT_FALSE(stream.wait_for_break(600 * kSecond));
+  ends_it.join();
+  close(ends.b);
+}
+
 }  // namespace
 }  // namespace sluice::channel
