@@ -29,6 +29,8 @@ from sluice.cli import (
     vgpu_commands,
 )
 from sluice.cli.rest import CommandError
+from sluice.cli.setup.init_command import init
+from sluice.cli.setup.invite_command import invite
 from sluice.cli.units import units
 from sluice.support import commands as support_commands
 
@@ -71,6 +73,8 @@ app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)
 app.command("doctor")(support_commands.doctor)
 app.command("support-bundle")(support_commands.support_bundle)
+app.command("init")(init)
+app.command("invite")(invite)
 app.command("units")(units)
 app.command("completion")(completion.script)
 

@@ -48,14 +48,20 @@ def units(
     worker_user: Annotated[str, typer.Option(help="the account of workers")] = "sluice-worker",
 ) -> None:
     """Writes the systemd units of the controller, the server and the vSphere adapter."""
+    for path in write_units(folder, config_dir, worker_user):
+        print(path)
+
+
+def write_units(folder: Path, config_dir: Path, worker_user: str) -> list[Path]:
+    """Writes them and returns where they are. Raises CommandError."""
     texts = render_units({name: _program(name) for name in SERVICES}, config_dir, worker_user)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text)
-            print(folder / name)
     except OSError as error:
         raise CommandError(f"{folder}: cannot be written ({error.strerror})") from None
+    return [folder / name for name in texts]
 
 
 def _program(name: str) -> str:

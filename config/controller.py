@@ -163,6 +163,11 @@ class AuthSection(Section):
     requests_per_second: float = Field(
         200.0, ge=0, description="REST requests of one token or address a second (0: no limit)"
     )
+    first_tokens_file: Path | None = Field(
+        None,
+        description="the file with the hashes of a new pool's first tokens, as `sluice init` "
+        "writes it (empty: one admin token is made and printed)",
+    )
 
 
 class ConsoleSection(Section):

@@ -53,6 +53,7 @@ from sluice.controller.store.etcd_cluster import EtcdCluster
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.controller.store.store import DeposedError, Store, StoreError
 from sluice.controller.tls import TlsError, grpc_credentials, rest_options
+from sluice.resources.first_tokens import FirstTokensError, read_first_tokens
 from sluice.rpc import pool_pb2_grpc
 
 log = logging.getLogger("sluice.controller")
@@ -316,11 +317,16 @@ class Controller:
         return HistoryKeeper(pool, section.history_file or beside)
 
     async def _first_token(self, leader_state: LeaderState) -> None:
-        """Makes the admin token of a new pool: it is printed here, once, and written nowhere."""
+        """Makes the admin token of a new pool: it is printed here, once, and written nowhere.
+
+        Where the configuration names a file with the first tokens' hashes, those are the tokens.
+        """
         tokens = leader_state.access.tokens
         if tokens.tokens:
             return
         try:
+            if await self._adopted_first_tokens(tokens):
+                return
             token, secret = await tokens.create(Role.ADMIN, by="first run", name="first run")
         except DeposedError:
             raise
@@ -332,6 +338,19 @@ class Controller:
             f"    {secret}",
             flush=True,
         )
+
+    async def _adopted_first_tokens(self, tokens: TokenBook) -> bool:
+        """Whether the tokens of [auth] first_tokens_file are the pool's now; raises StoreError."""
+        if (file := self._config.auth.first_tokens_file) is None:
+            return False
+        try:
+            first = read_first_tokens(file)
+        except FirstTokensError as error:
+            log.error("%s; the pool gets one admin token instead", error)
+            return False
+        await tokens.adopt(first.tokens)
+        log.info("the new pool has the %d tokens of %s", len(first.tokens), file)
+        return True
 
     async def _guarded(self) -> Guarded | None:
         await self._leadership.settled()

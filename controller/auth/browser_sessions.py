@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import cookie_parser
 
 from sluice.controller.auth.access import Access, Caller, Denied
-from sluice.controller.auth.tokens import Role, hash_of
+from sluice.controller.auth.tokens import Role
 from sluice.controller.pool.model import Change, Document, DocumentRemoved
+from sluice.resources.first_tokens import hash_of
 
 COLLECTION = "console_sessions"
 #: Where browsers' sessions count, and nothing else does; "/" leads there.

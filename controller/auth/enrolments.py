@@ -20,9 +20,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sluice.controller.auth.tokens import Role, Token, TokenBook, hash_of
+from sluice.controller.auth.tokens import Role, Token, TokenBook
 from sluice.controller.pool.model import Document, DocumentRemoved, Event
 from sluice.controller.store.store import Store, StoreError
+from sluice.resources.first_tokens import hash_of
 
 log = logging.getLogger("sluice.controller")
 

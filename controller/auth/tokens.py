@@ -12,7 +12,6 @@ refused from the moment of the call on, stored or not.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,9 +22,9 @@ from pydantic import BaseModel, ConfigDict
 
 from sluice.controller.pool.model import Change, Document, Event
 from sluice.controller.store.store import Store
+from sluice.resources.first_tokens import FirstToken, hash_of, new_secret
 
 COLLECTION = "tokens"
-PREFIX = "sluice_"  # so that people and scanners of repositories see what it is
 
 
 class Role(StrEnum):
@@ -116,7 +115,7 @@ class TokenBook:
 
         What is given as `along` is stored with it, or neither is.
         """
-        secret = PREFIX + secrets.token_urlsafe(32)
+        secret = new_secret()
         token = Token(
             id=token_id or self.new_id(),
             hash=hash_of(secret),
@@ -137,6 +136,24 @@ class TokenBook:
         self._by_hash[token.hash] = token.id
         return token, secret
 
+    async def adopt(self, first: Iterable[FirstToken]) -> None:
+        """Makes tokens whose secrets somebody has already, all or none; raises StoreError."""
+        moment, made = self.wall(), list[Token]()
+        changes: list[Change] = []
+        for each in first:
+            token_id = self.new_id()
+            while any(token.id == token_id for token in made):
+                token_id = self.new_id()
+            token = Token(id=token_id, created=moment, created_by="first run", **each.model_dump())
+            made.append(token)
+            changes.append(Document(COLLECTION, token.id, token.model_dump_json()))
+            said = f"{token.role} {token.name or '(no name)'}, by first run"
+            changes.append(Event(moment, "token.made", token.id, said))
+        await self.store.commit(changes)
+        for token in made:
+            self.tokens[token.id] = token
+            self._by_hash[token.hash] = token.id
+
     async def revoke(self, token_id: str, by: str) -> Token:
         """Ends a token; raises StoreError, after which it is revoked until a restart only."""
         token = self.tokens[token_id]
@@ -150,8 +167,3 @@ class TokenBook:
     async def _put(self, token: Token, kind: str, text: str, along: Sequence[Change] = ()) -> None:
         document = Document(COLLECTION, token.id, token.model_dump_json())
         await self.store.commit([document, Event(self.wall(), kind, token.id, text), *along])
-
-
-def hash_of(secret: str) -> str:
-    """What is kept of a secret, here and by enrolments."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
