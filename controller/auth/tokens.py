@@ -58,6 +58,7 @@ class Token(BaseModel):
     may_preempt: bool | None = None  # None: as its project
     label: str = ""  # whose reservations its processes draw on besides its project's
     vm: str = ""  # the UUID of the VM that it is of, whose reservations they draw on too
+    person: str = ""  # for whom what it uses counts; empty: for its name
 
     def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
         """Whether it lets a caller in now."""
@@ -109,6 +110,7 @@ class TokenBook:
         may_preempt: bool | None = None,
         label: str = "",
         vm: str = "",
+        person: str = "",
         token_id: str = "",
         along: Sequence[Change] = (),
     ) -> tuple[Token, str]:
@@ -131,6 +133,7 @@ class TokenBook:
             may_preempt=may_preempt,
             label=label,
             vm=vm,
+            person=person,
         )
         await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}", along)
         self.tokens[token.id] = token
