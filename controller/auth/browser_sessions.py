@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
@@ -137,11 +138,15 @@ class BrowserSessions:
 
     def count(self, owner: str) -> int:
         """How many sessions of a token or person are open."""
+        return self.counts()[owner]
+
+    def counts(self) -> Counter[str]:
+        """The same of each that has any."""
         now = self._wall()
-        return sum(
-            1
+        return Counter(
+            each.owner
             for each in self._sessions.values()
-            if each.owner == owner and each.expires > now and self._owner(each, "") is not None
+            if each.expires > now and self._owner(each, "") is not None
         )
 
     async def end_changed(self, person_id: str, rights: str) -> int:

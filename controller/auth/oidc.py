@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote_plus
+from urllib.parse import quote
 
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
@@ -161,8 +161,8 @@ class RelyingParty:
         basic = None
         if secret := self.client_secret():
             if await self.provider.authentication() == "client_secret_basic":
-                # RFC 6749, 2.3.1: both are encoded as in a form first
-                basic = (quote_plus(self.section.client_id), quote_plus(secret))
+                # RFC 6749, 2.3.1: both are encoded first; a blank so that every reader knows it
+                basic = (quote(self.section.client_id, safe=""), quote(secret, safe=""))
             else:
                 form["client_secret"] = secret
         answer = await self.provider.ask(

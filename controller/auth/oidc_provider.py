@@ -58,6 +58,7 @@ class Provider:
         self._keys = KeySet([])
         self._keys_at: float | None = None
         self._lock = asyncio.Lock()
+        self._tls: ssl.SSLContext | None = None  # reading the machine's CAs takes a while
 
     async def metadata(self) -> Mapping[str, Any]:
         """What it says of itself; raises ProviderError."""
@@ -68,6 +69,7 @@ class Provider:
             text, until = self._failure
             if now < until:
                 raise ProviderError(text)
+            self._tls = None  # another CA counts from here on
             try:
                 found = await self.ask("GET", self.issuer.rstrip("/") + WELL_KNOWN)
                 self._check(found)
@@ -141,7 +143,7 @@ class Provider:
             async with (
                 asyncio.timeout(MOST_SECONDS),
                 httpx.AsyncClient(
-                    verify=self._tls(),
+                    verify=self._context(),
                     trust_env=False,
                     follow_redirects=False,
                     timeout=httpx.Timeout(MOST_SECONDS, connect=CONNECT_SECONDS),
@@ -168,8 +170,10 @@ class Provider:
             raise ProviderError(f"{_short(address)} answers with no JSON object")
         return found
 
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self._ca_file and str(self._ca_file))
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._ca_file and str(self._ca_file))
+        return self._tls
 
 
 async def _bounded(pieces: AsyncIterator[bytes], address: str) -> bytes:

@@ -59,6 +59,7 @@ def populate(description: dict[str, Any]) -> None:
         token_endpoint_auth_method="client_secret_basic",
         scope=["openid", "profile", "email", "groups"],
     )
+    Backend.instance.save(made)
     made.audience = [made]
     Backend.instance.save(made)
 
