@@ -169,7 +169,8 @@ class Access:
             may_preempt=token.may_preempt,
             label=token.label,
             vm=token.vm,
-            person=token.person or token.name,
+            # a VM's is named by what made it, which is nobody
+            person=token.person or ("" if token.vm else token.name[:100]),
         )
 
     def _by_enrolment(self, secret: str, address: str) -> Caller:
