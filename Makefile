@@ -168,9 +168,11 @@ build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsph
 	dev/build_vsphere_simulator.sh $(VENV) build/vsphere-simulator
 	@touch $@
 
-build/.console: build/.base dev/fetch_axe.sh
+build/.console: build/.base dev/fetch_axe.sh tests/console/requirements.txt
 	dev/install_debian.sh console
 	$(PY) dev/install_requirements.py browser
+	test -x build/console/provider/bin/python || $(PYTHON) -m venv build/console/provider
+	build/console/provider/bin/python -m pip install --quiet --disable-pip-version-check -r tests/console/requirements.txt
 	PYTHON=$(PY) dev/fetch_axe.sh build/console
 	@touch $@
 

@@ -44,6 +44,9 @@ def create(
     label: Annotated[
         str | None, typer.Option(help="a tenant's: draws on reservations for this label too")
     ] = None,
+    person: Annotated[
+        str, typer.Option(help="whose usage it is that is begun with it (default: NAME's)")
+    ] = "",
     idempotency_key: Annotated[
         str, typer.Option(help="sent twice with this key, one token is made")
     ] = "",
@@ -51,7 +54,7 @@ def create(
     output_format: Output = Format.TABLE,
 ) -> None:
     """Makes a token and prints its secret, this once."""
-    body = {
+    body: dict[str, Any] = {
         "role": role,
         "name": name,
         "project": project,
@@ -61,6 +64,8 @@ def create(
         "may_preempt": may_preempt,
         "label": label,
     }
+    if person:  # which a controller of the release before does not know
+        body["person"] = person
     answer = controller(address).post("/tokens", body, idempotency_key)
     if output.show_data(answer, output_format):
         return

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
+from sluice.config.oidc import OidcSection
 from sluice.config.sections import (
     ANY_PORT,
     HostPorts,
@@ -281,6 +282,7 @@ class ControllerConfig(BaseModel):
     pool: PoolSection = PoolSection()
     auth: AuthSection = AuthSection()
     console: ConsoleSection = ConsoleSection()
+    oidc: OidcSection = Field(default_factory=OidcSection)
     alerts: AlertsSection = Field(default_factory=AlertsSection)
     openstack: OpenStackSection = Field(default_factory=OpenStackSection)
     tls: TlsSection = TlsSection()

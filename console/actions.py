@@ -376,6 +376,19 @@ def _sizes(fields: Mapping[str, str]) -> dict[str, object]:
     return {name: number(fields, name) or 0 for name in ("memory_mib", "compute_percent")}
 
 
+def _sign_out_person(_: Pool, person: str) -> Plan:
+    return Plan(
+        title=f"Sign out {person}",
+        button="End the sessions",
+        will=[
+            "Every session of this person ends at once, in whatever browser.",
+            "Who may still sign in at the provider can come back; take the groups away there.",
+        ],
+        back=link("people"),
+        danger=True,
+    )
+
+
 ACTIONS: dict[str, Action] = {
     "node.drain": Action(
         "The node takes nothing new.", operators, _drain_node,
@@ -415,6 +428,10 @@ ACTIONS: dict[str, Action] = {
     "quota.set": Action(
         "The quota is set.", operators, _set_quota,
         lambda project, fields: RestCall("PUT", ("quotas", project), body=_quota_body(fields)),
+    ),
+    "person.sign-out": Action(
+        "The person is signed out everywhere.", lambda rights, *_: rights.audits, _sign_out_person,
+        lambda person, _: RestCall("DELETE", ("people", person, "sessions")),
     ),
     **RESERVATIONS,
 }  # fmt: skip

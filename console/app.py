@@ -24,9 +24,10 @@ from sluice.console.inner_rest import InnerRest
 from sluice.console.live import Live
 from sluice.console.pages import page_routes
 from sluice.console.parts import Hidden
+from sluice.console.person_sign_in import person_routes
 from sluice.console.rendering import Rendering
 from sluice.console.session_figures import figure_routes
-from sluice.console.sign_in import sign_in_routes
+from sluice.console.sign_in import TokenForm, sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
 from sluice.console.usage import usage_routes
@@ -34,6 +35,7 @@ from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
+from sluice.controller.auth.oidc import RelyingParty
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.store.store import StoreError
@@ -45,6 +47,7 @@ def add_console(
     browsers: BrowserSessions,
     history: HistoryKeeper | None = None,
     alerts: AlertWatch | None = None,
+    party: RelyingParty | None = None,
 ) -> Live:
     """Adds it to REST's application; returns what its live pages hang on."""
     rendering = Rendering()
@@ -53,7 +56,10 @@ def add_console(
     grant_service.watchers.append(live.changed)
     console = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pool = grant_service.pool
-    console.include_router(sign_in_routes(browsers, frame))
+    form = TokenForm(frame, party.section.title if party else "")
+    console.include_router(sign_in_routes(browsers, form))
+    if party is not None:
+        console.include_router(person_routes(browsers, party, form))
     console.include_router(page_routes(pool, rest, frame))
     console.include_router(finding_routes(pool, frame))
     console.include_router(chart_routes(pool, frame, history))

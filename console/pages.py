@@ -24,6 +24,7 @@ from sluice.controller.pool.pool import Pool
 
 LOG_BYTES = 32 << 10
 AUDIT_ROWS = 50
+PEOPLE_ROWS = 50
 PROJECT_ROWS = 50
 
 Text = Annotated[str, Query(max_length=500)]
@@ -219,7 +220,7 @@ def _held(pool: Pool, project: str) -> tuple[int, int, int]:
 
 
 def _add_from_rest(routes: APIRouter, pool: Pool, rest: InnerRest, frame: Frame) -> None:
-    """What REST alone has: logs, which nodes keep, and the audit trail."""
+    """What REST alone has: logs, which nodes keep, people and the audit trail."""
 
     @routes.get("/session/log")
     async def show_log(request: Request, id: Text) -> Response:  # noqa: A002
@@ -231,6 +232,23 @@ def _add_from_rest(routes: APIRouter, pool: Pool, rest: InnerRest, frame: Frame)
         text = printable(answer.body.decode("utf-8", "replace")) if answer.ok else ""
         values = {"text": text, "error": "" if answer.ok else answer.why}
         return frame.page(request, "log.html", values)
+
+    @routes.get("/people")
+    async def show_people(
+        request: Request, name: Text = "", marker: Marker = None, done: Text = ""
+    ) -> Response:
+        """Who signs in by OpenID Connect; for admins."""
+        if not visit.rights(request).audits:
+            raise Refused(403, "people are shown to admins")
+        given = {"name": name[:100], "marker": marker or ""}
+        query = tuple((key, value) for key, value in given.items() if value)
+        call = RestCall("GET", ("people",), (("limit", str(PEOPLE_ROWS)), *query))
+        answer = await rest.ask(visit.user(request), call)
+        if not answer.ok:
+            raise Refused(answer.status, answer.why)
+        found = answer.json()
+        values = {"people": found["people"], "next": found["next_marker"], "name": name}
+        return frame.page(request, "people.html", {**values, "done": _done(done)})
 
     @routes.get("/audit")
     async def show_audit(request: Request, marker: Marker = None) -> Response:

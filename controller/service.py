@@ -34,6 +34,9 @@ from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
+from sluice.controller.auth.oidc import RelyingParty
+from sluice.controller.auth.oidc_provider import ProviderError
+from sluice.controller.auth.people import PeopleBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
@@ -117,6 +120,7 @@ class Controller:
             LeaderOnlyRest(self._leadership, meters.standing), meters.answered
         )
         self._keystone: KeystoneTokens | None = None
+        self._party = RelyingParty(config.oidc) if config.oidc.issuer else None
         self.rest_port = 0
         self.grpc_port = 0
         section = config.controller
@@ -139,6 +143,11 @@ class Controller:
                 self._keystone = KeystoneTokens(ask_cloud(section.cloud), section.users)
             except OSError as error:
                 raise ListenError(f"[openstack] vendordata: {error}") from None
+        if self._party is not None:
+            try:
+                self._party.client_secret()
+            except ProviderError as error:
+                raise ListenError(f"[oidc]: {error}") from None
         most = ("grpc.max_allowed_incoming_connections", self._grpc_connections)
         self._grpc = grpc.aio.server(options=(*GRPC_OPTIONS, most))
         self._garbage = asyncio.create_task(garbage.tend())
@@ -275,6 +284,7 @@ class Controller:
             tokens,
             EnrolmentBook(store, tokens, snapshot.documents),
             loopback_only=is_loopback(self._config.controller.bind_addr),
+            people=PeopleBook(store, self._config.oidc, snapshot.documents),
         )
         console = self._config.console
         browsers = (
@@ -298,7 +308,7 @@ class Controller:
         )
         history = self._history(pool) if browsers is not None else None
         if browsers is not None:
-            add_console(app, grant_service, browsers, history, alerts)
+            add_console(app, grant_service, browsers, history, alerts, self._party)
         return LeaderState(
             grant_service,
             service,

@@ -38,6 +38,7 @@ BETTER = {
     "ms": "lower",
     "s": "lower",
     "MiB": "lower",
+    "kB": "lower",
     "%": "lower",
     "1/s": "higher",
     "GiB/s": "higher",

@@ -33,6 +33,7 @@ from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.node_routes import node_routes
+from sluice.controller.api.people_routes import people_routes
 from sluice.controller.api.pool_routes import pool_routes
 from sluice.controller.api.queue_routes import queue_routes
 from sluice.controller.api.quota_routes import quota_routes
@@ -100,6 +101,8 @@ def build_app(
     ]
     if alerts is not None:
         routers.append(alert_routes(alerts))
+    if browsers is not None and access.people is not None:
+        routers.append(people_routes(access.people, browsers))
     if openstack is not None and keystone is not None:
         wall = access.tokens.wall
         routers.append(vendordata_routes(openstack, grant_service.pool, access.enrolments, wall))

@@ -133,6 +133,8 @@ class GrantView(BaseModel):
     project: str = Field(description="whose it is; empty: nobody's in particular")
     reservation: str = Field(description="the reservation that it draws on; empty: the pool")
     mode: Literal["reserved", "on-demand"]
+    person: str = Field("", description="who began it; empty: nobody in particular")
+    label: str = Field("", description="what reservations for a label go by; empty: none")
 
 
 class SessionView(BaseModel):
@@ -416,6 +418,8 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         project=grant.project,
         reservation=grant.reservation,
         mode="reserved" if grant.reservation else "on-demand",
+        person=grant.person,
+        label=grant.label,
     )
 
 

@@ -212,6 +212,7 @@ def _grant_request(
         mode=Mode(body.mode),
         sharing=body.sharing,
         owner_label=caller.label,
+        person=caller.person,
         domain_uuid=caller.vm,
         max_priority=_max_priority(grant_service, caller),
         may_preempt=caller.may_preempt,

@@ -52,6 +52,9 @@ class TokenRequest(BaseModel):
     vm: Name | None = Field(
         None, description="a tenant's: the UUID of the VM that it is of, and draws on those for"
     )
+    person: Line = Field(
+        "", max_length=100, description="whose usage it is that is begun with it; empty: its name's"
+    )
 
     @model_validator(mode="after")
     def _whose(self) -> TokenRequest:
@@ -85,6 +88,7 @@ class TokenView(BaseModel):
     may_preempt: bool | None
     label: str
     vm: str
+    person: str
 
 
 class TokenMade(TokenView):
@@ -188,6 +192,7 @@ def _add_making(routes: APIRouter, tokens: TokenBook) -> None:
             may_preempt=body.may_preempt,
             label=body.label or "",
             vm=body.vm or "",
+            person=body.person,
         )
         set_etag(response, token.generation)
         response.headers["Cache-Control"] = "no-store"
@@ -259,4 +264,5 @@ def _view(token: Token, now: float) -> TokenView:
         may_preempt=token.may_preempt,
         label=token.label,
         vm=token.vm,
+        person=token.person,
     )

@@ -17,6 +17,7 @@ from sluice.config.controller import AuthSection
 from sluice.config.places import owner_of_address
 from sluice.controller.auth.audit import AuditTrail
 from sluice.controller.auth.enrolments import PREFIX, EnrolmentBook
+from sluice.controller.auth.people import ROLES, Capacity, PeopleBook
 from sluice.controller.auth.tokens import Role, Token, TokenBook
 
 CLIENT = "client"  # may open sessions; no token's role, but what `[auth] local = user` gives
@@ -46,7 +47,10 @@ class Denied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. A tenant has a project; a node speaks for one node, or for any if it is empty."""
+    """Who calls: a token's owner, or a person who signed in to the console by OpenID Connect.
+
+    A tenant, or member, has a project; a node speaks for one node, or for any if it is empty.
+    """
 
     id: str
     roles: frozenset[str]
@@ -59,10 +63,16 @@ class Caller:
     label: str = ""
     vm: str = ""
     enrolment: str = ""  # the one that it shows, if it shows no token
+    origin: str = ""  # where a person comes from: the provider's host; empty: it is no person
+    capacity: str = ""  # in what a person acts now, of several
+    capacities: tuple[Capacity, ...] = ()  # and could act
+    person: str = ""  # for whom what it uses counts: a person's name, of a token what it says
 
     def __str__(self) -> str:
-        name = f" ({self.name})" if self.name else ""
-        return f"{self.id}{name} from {self.address or 'nowhere'}"
+        whose = " of ".join(each for each in (self.name, self.origin) if each)
+        name = f" ({whose})" if whose else ""
+        acting = f" as {self.capacity}" if self.capacity else ""
+        return f"{self.id}{name}{acting} from {self.address or 'nowhere'}"
 
     @property
     def owner(self) -> str:
@@ -71,7 +81,7 @@ class Caller:
             return f"project {self.project}"
         if self.id in ("local", "anyone"):
             return f"address {owner_of_address(self.address)}"
-        return f"token {self.id}"
+        return self.id if self.origin else f"token {self.id}"
 
     @property
     def is_operator(self) -> bool:
@@ -93,8 +103,10 @@ class Access:
         enrolments: EnrolmentBook,
         *,
         loopback_only: bool,
+        people: PeopleBook | None = None,
     ) -> None:
         self.tokens = tokens
+        self.people = people
         self.audit = AuditTrail(tokens.store, tokens.wall)
         self.enrolments = enrolments
         self._open_to_all = section.required == "no"
@@ -124,6 +136,27 @@ class Access:
             return None
         return self._caller(token, address)
 
+    def of_person(self, person_id: str, rights: str, capacity: str, address: str) -> Caller | None:
+        """A person in one of its capacities; None where it may not any more what `rights` says."""
+        person = self.people.people.get(person_id) if self.people else None
+        if self.people is None or person is None or self.people.rights(person) != rights:
+            return None
+        capacities = self.people.capacities(person)
+        chosen = next((each for each in capacities if str(each) == capacity), None)
+        if chosen is None:
+            return None
+        return Caller(
+            id=person.id,
+            roles=frozenset(_RIGHTS[ROLES[chosen.tier]]),
+            address=address,
+            name=person.name,
+            project=chosen.project or None,
+            origin=person.origin,
+            capacity=chosen.text,
+            capacities=capacities,
+            person=person.name,
+        )
+
     def _caller(self, token: Token, address: str) -> Caller:
         return Caller(
             id=token.id,
@@ -136,6 +169,8 @@ class Access:
             may_preempt=token.may_preempt,
             label=token.label,
             vm=token.vm,
+            # a VM's is named by what made it, which is nobody
+            person=token.person or ("" if token.vm else token.name[:100]),
         )
 
     def _by_enrolment(self, secret: str, address: str) -> Caller:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a browser is: sessions that a token opened, each known by a secret in a cookie.
+"""Who a browser is: sessions that a token or a person opened, each known by a secret in a cookie.
 
-Used by the access middleware, which asks whose a request of the console is, and by console.sign_in,
-which opens and ends them. A session is no right of its own: it names a token, and is worth what the
-token is worth at the moment of each request, so that revoking the token ends it. The store has the
-secrets' hashes only, and keeps sessions over a restart or another leader.
+Used by the access middleware, which asks whose a request of the console is, and by console.sign_in
+and person_sign_in, which open and end them. A session is no right of its own: it names a token or a
+person, and is worth what they may at the moment of each request, so that revoking the token ends
+it, and so does whatever changes what the person may. The store has the secrets' hashes only, and
+keeps sessions over a restart or another leader.
 
-It promises that what is ended is refused from the moment of the call on, that a token has at most
-MOST_OF_TOKEN sessions (the oldest makes room), and all tokens MOST together.
+It promises that what is ended is refused from the moment of the call on, that a token or person has
+at most MOST_OF_TOKEN sessions (the oldest makes room), and all together MOST.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
@@ -40,9 +42,18 @@ class BrowserSession(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     hash: str
-    token: str
+    token: str = ""  # empty: it is a person's
     created: float
     expires: float
+    person: str = ""
+    rights: str = ""  # what the person might when it was opened
+    capacity: str = ""  # in which the person acts
+    sid: str = ""  # the provider's session that it came of
+
+    @property
+    def owner(self) -> str:
+        """The token or person."""
+        return self.token or self.person
 
 
 class BrowserSessions:
@@ -83,7 +94,12 @@ class BrowserSessions:
         session = self._sessions.get(hash_of(secret)) if secret else None
         if session is None or session.expires <= self._wall():
             return None
-        return self.access.of_token(session.token, address)
+        return self._owner(session, address)
+
+    def _owner(self, session: BrowserSession, address: str) -> Caller | None:
+        if session.token:
+            return self.access.of_token(session.token, address)
+        return self.access.of_person(session.person, session.rights, session.capacity, address)
 
     def may_sign_in(self, token: str, address: str) -> Caller:
         """The owner of a token that may open a session; raises Denied."""
@@ -95,11 +111,20 @@ class BrowserSessions:
 
     async def open(self, caller: Caller) -> str:
         """A new session of a token's owner: returns its secret; raises StoreError, and has none."""
+        return await self._open(token=caller.id)
+
+    async def open_person(
+        self, person_id: str, rights: str, capacity: str, sid: str = "", until: float | None = None
+    ) -> str:
+        """The same of a person in one capacity, until then at most (seconds since the epoch)."""
+        whose = {"person": person_id, "rights": rights, "capacity": capacity, "sid": sid}
+        return await self._open(until, **whose)
+
+    async def _open(self, until: float | None = None, **whose: str) -> str:
         secret, now = secrets.token_urlsafe(32), self._wall()
-        session = BrowserSession(
-            hash=hash_of(secret), token=caller.id, created=now, expires=now + self.seconds
-        )
-        gone = self._to_make_room(caller.id, now)
+        expires = now + self.seconds if until is None else min(until, now + self.seconds)
+        session = BrowserSession(hash=hash_of(secret), created=now, expires=expires, **whose)
+        gone = self._to_make_room(session.owner, now)
         stored: list[Change] = [DocumentRemoved(COLLECTION, each) for each in gone]
         stored.append(Document(COLLECTION, session.hash, session.model_dump_json()))
         for each in gone:
@@ -108,13 +133,53 @@ class BrowserSessions:
         self._sessions[session.hash] = session
         return secret
 
+    def of_secret(self, secret: str) -> BrowserSession | None:
+        """The session that has this secret, whatever it is worth."""
+        return self._sessions.get(hash_of(secret)) if secret else None
+
+    def count(self, owner: str) -> int:
+        """How many sessions of a token or person are open."""
+        return self.counts()[owner]
+
+    def counts(self) -> Counter[str]:
+        """The same of each that has any."""
+        now = self._wall()
+        return Counter(
+            each.owner
+            for each in self._sessions.values()
+            if each.expires > now and self._owner(each, "") is not None
+        )
+
+    async def end_changed(self, person_id: str, rights: str) -> int:
+        """Ends those of a person that were opened with other rights; raises StoreError."""
+        found = [
+            each.hash
+            for each in self._sessions.values()
+            if each.person == person_id and each.rights != rights
+        ]
+        await self._end(found)
+        return len(found)
+
+    async def end_at_provider(self, person_id: str, sid: str) -> int:
+        """Ends those of a person, or that came of a session at the provider; raises StoreError."""
+        found = [
+            each.hash
+            for each in self._sessions.values()
+            if each.person
+            and (each.person == person_id if person_id else True)
+            and (each.sid == sid if sid else True)
+            and (person_id or sid)
+        ]
+        await self._end(found)
+        return len(found)
+
     async def end(self, secret: str) -> None:
         """Ends one; raises StoreError, after which a restart would bring it back."""
         await self._end([hash_of(secret)])
 
-    async def end_all(self, token_id: str) -> int:
-        """Ends every session of a token, and says how many; raises StoreError, as above."""
-        found = self._of(token_id)
+    async def end_all(self, owner: str) -> int:
+        """Ends all of a token or person, and says how many; raises StoreError, as above."""
+        found = self._of(owner)
         await self._end(found)
         return len(found)
 
@@ -123,14 +188,14 @@ class BrowserSessions:
         if known:
             await self._store.commit([DocumentRemoved(COLLECTION, each) for each in known])
 
-    def _of(self, token_id: str) -> list[str]:
-        return [each.hash for each in self._sessions.values() if each.token == token_id]
+    def _of(self, owner: str) -> list[str]:
+        return [each.hash for each in self._sessions.values() if each.owner == owner]
 
-    def _to_make_room(self, token_id: str, now: float) -> list[str]:
+    def _to_make_room(self, owner: str, now: float) -> list[str]:
         """What is over, and the oldest where there would be too many."""
         gone = [each.hash for each in self._sessions.values() if each.expires <= now]
         over = set(gone)
-        own = [each for each in self._of(token_id) if each not in over]
+        own = [each for each in self._of(owner) if each not in over]
         gone += own[: max(0, len(own) - MOST_OF_TOKEN + 1)]
         over = set(gone)
         left = [each for each in self._sessions if each not in over]

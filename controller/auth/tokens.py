@@ -57,6 +57,7 @@ class Token(BaseModel):
     may_preempt: bool | None = None  # None: as its project
     label: str = ""  # whose reservations its processes draw on besides its project's
     vm: str = ""  # the UUID of the VM that it is of, whose reservations they draw on too
+    person: str = ""  # for whom what it uses counts; empty: for its name
 
     def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
         """Whether it lets a caller in now."""
@@ -108,6 +109,7 @@ class TokenBook:
         may_preempt: bool | None = None,
         label: str = "",
         vm: str = "",
+        person: str = "",
         token_id: str = "",
         along: Sequence[Change] = (),
     ) -> tuple[Token, str]:
@@ -130,6 +132,7 @@ class TokenBook:
             may_preempt=may_preempt,
             label=label,
             vm=vm,
+            person=person,
         )
         await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}", along)
         self.tokens[token.id] = token

@@ -37,6 +37,7 @@ class GrantRequest(VgpuRequest):
     job_processes: int = 0
     chosen: tuple[int, ...] = ()
     owner_label: str = ""  # what a reservation for a label goes by
+    person: str = ""  # who asks, as the host or the token says, for usage
     waited_seconds: float = 0.0  # before this controller heard of it
     max_priority: int | None = None  # that its requester's token allows; None: as its project
     may_preempt: bool | None = None  # that its requester's token says; None: as its project

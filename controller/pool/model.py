@@ -260,6 +260,8 @@ class Grant:
     cause: EndCause = EndCause.UNKNOWN  # why it ended
     ending_cause: EndCause = EndCause.UNKNOWN  # why it is to end
     lost: bool = False  # its node was silent for too long; it lives again if that node names it
+    person: str = ""  # who began it, as its host or token says; empty: nobody in particular
+    label: str = ""  # what reservations for a label go by
 
     @property
     def end(self) -> End | None:
@@ -449,6 +451,22 @@ class UsageRecord:
     gpu_wait_seconds: float = 0.0  # that their work waited for turns
 
 
+@dataclass(frozen=True, slots=True)
+class UsageShare:
+    """What a person had of a project under a label in one day (UTC), as in a UsageRecord."""
+
+    project: str
+    person: str  # empty: nobody in particular
+    label: str  # empty: none
+    day: int  # of the epoch
+    vgpu_seconds: float
+    memory_mib_seconds: float
+    compute_percent_seconds: float
+    until: float
+    gpu_seconds: float = 0.0
+    gpu_wait_seconds: float = 0.0
+
+
 Change = (
     Node
     | Gpu
@@ -465,4 +483,5 @@ Change = (
     | Quota
     | QuotaRemoved
     | UsageRecord
+    | UsageShare
 )

@@ -43,6 +43,7 @@ from sluice.controller.pool.model import (
     ReservationState,
     Session,
     UsageRecord,
+    UsageShare,
 )
 from sluice.controller.pool.placement.policies import BinPack, PlacementPolicy
 from sluice.controller.pool.projects.operations import QuotaOperations
@@ -72,6 +73,7 @@ class Snapshot:
     quotas: Sequence[Quota] = field(default_factory=list)
     usage: Sequence[UsageRecord] = field(default_factory=list)  # the newest of each project
     attachments: Sequence[Attachment] = field(default_factory=list)
+    shares: Sequence[UsageShare] = field(default_factory=list)  # of the newest day
 
 
 __all__ = ["NODE_LOST", "Pool", "ReportedSession", "Snapshot"]
@@ -158,6 +160,7 @@ class Pool(PoolView):
         self.lifecycle.end_overdue(decisions)
         self.requests.refuse_overdue(decisions)
         self._ledger.changes += self._ledger.usage.cut()
+        self._ledger.changes += self._ledger.shares.cut()
         return self._progress.after(decisions)
 
     def note(self, kind: str, subject: str, text: str) -> None:
@@ -175,7 +178,11 @@ class Pool(PoolView):
         self.machines.restore(snapshot.documents)
         self.quotas.limits.update({quota.project: quota for quota in snapshot.quotas})
         self._ledger.restore(
-            snapshot.grants, snapshot.sessions, snapshot.reservations, snapshot.usage
+            snapshot.grants,
+            snapshot.sessions,
+            snapshot.reservations,
+            snapshot.usage,
+            snapshot.shares,
         )
         for reservation in snapshot.reservations:
             if reservation.state is ReservationState.WAITING:

@@ -24,6 +24,7 @@ from sluice.controller.pool.model import (
     Reservation,
     Session,
     UsageRecord,
+    UsageShare,
 )
 from sluice.controller.pool.queue.scheduling import Scheduler
 
@@ -151,3 +152,7 @@ class PoolView:
     def used_up_to_now(self) -> list[UsageRecord]:
         """What the store does not have yet: every project's newest hours, up to now."""
         return self._ledger.usage.up_to_now()
+
+    def shared_up_to_now(self) -> list[UsageShare]:
+        """The same by person and label: today's, and of days that are over and not stored yet."""
+        return self._ledger.shares.up_to_now()

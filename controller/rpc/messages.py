@@ -20,6 +20,7 @@ from sluice.controller.pool.reservations.machines import Machine
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 
+MOST_PERSON = 100
 MODES = {mode.value for mode in model.Mode}
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
@@ -255,6 +256,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         preempt=message.preempt,
         waited_seconds=max(0.0, message.waited_seconds),
         owner_label=message.owner_label,
+        person="".join(c for c in message.person[:MOST_PERSON] if c.isprintable()),
         project=message.project,
         mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
         sharing=Sharing.heard(message.sharing),

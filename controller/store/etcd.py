@@ -36,6 +36,7 @@ from sluice.controller.pool.model import (
     GrantState,
     ReservationState,
     UsageRecord,
+    UsageShare,
 )
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records
@@ -43,6 +44,7 @@ from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError, 
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Batch, Key, Kind
 from sluice.controller.store.store import (
+    USAGE_DAYS,
     USAGE_HOURS,
     DeposedError,
     EventQuery,
@@ -62,6 +64,9 @@ EVENTS_IN_A_KEY = 200
 EVENTS_SLACK = 1000
 RETRY_SECONDS = 0.1
 COMPACT_SECONDS = 300.0
+
+#: What is kept of usage: the field with the period that a record is of, and how many.
+_KEPT = {records.USAGE: ("hour", USAGE_HOURS), records.SHARES: ("day", USAGE_DAYS)}
 
 Write = tuple[str, str | None]  # a key and its value; None deletes it
 
@@ -90,7 +95,8 @@ class EtcdStore:
         self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
         self._sessions: dict[str, set[str]] = {}  # by grant
         self._over: dict[str, None] = {}  # ids of ended reservations, oldest first
-        self._hours: dict[int, set[Key]] = {}  # keys of usage records, by their hour
+        #: Keys of usage records by their hour, and of shares by their day.
+        self._periods: dict[Kind, dict[int, set[Key]]] = {kind: {} for kind in _KEPT}
         self._compaction: asyncio.Task[None] | None = None
         self.group_commit = GroupCommit(self._write, GROUP_MOST_CHANGES)
 
@@ -117,7 +123,10 @@ class EtcdStore:
         self._over = dict.fromkeys(r.id for r in sorted(over, key=lambda r: r.ended or 0.0))
         by_hour = sorted(found[records.USAGE], key=lambda record: record.hour)
         for record in by_hour:
-            self._hours.setdefault(record.hour, set()).add(records.USAGE.key(record))
+            self._of_period(records.USAGE, record)
+        for share in found[records.SHARES]:
+            self._of_period(records.SHARES, share)
+        today = max(self._periods[records.SHARES], default=0)
         newest = {record.project: record for record in by_hour}
         for session in found[records.SESSIONS]:
             self._sessions.setdefault(session.grant_id, set()).add(session.id)
@@ -133,6 +142,7 @@ class EtcdStore:
             found[records.QUOTAS],
             list(newest.values()),
             found[records.ATTACHMENTS],
+            [share for share in found[records.SHARES] if share.day == today],
         )
 
     def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
@@ -183,6 +193,15 @@ class EtcdStore:
         found = [self._record(records.USAGE, key, value) for key, value in entries]
         inside = [record for record in found if first <= record.hour <= last]
         return sorted(inside, key=lambda record: (record.hour, record.project))
+
+    async def shares(self, first: int, last: int, project: str | None = None) -> list[UsageShare]:
+        """Returns the same by person and label, of these days, by day, project, person, label."""
+        base = f"{self._prefix}pool/{records.SHARES.name}/"
+        base += f"{quote(project, safe='')}/" if project else ""
+        entries = await self._cluster.get_range(base, prefix_end(base))
+        found = [self._record(records.SHARES, key, value) for key, value in entries]
+        inside = [record for record in found if first <= record.day <= last]
+        return sorted(inside, key=lambda r: (r.day, r.project, r.person, r.label))
 
     async def close(self) -> None:
         """Waits for commits under way; the cluster's line stays open."""
@@ -244,11 +263,11 @@ class EtcdStore:
             writes.append((self._event_key(self._next_event + number), f"[{events}]"))
         written = {key for key, _ in writes}
         old, over = self._old_grants(written), self._old_reservations()
-        usage = [k for k in self._old_usage() if self._key(records.USAGE, k) not in written]
+        usage = [each for each in self._old_usage() if self._key(*each) not in written]
         forgotten = [
             *(key for keys in old.values() for key in keys),
             *(self._key(records.RESERVATIONS, (reservation,)) for reservation in over),
-            *(self._key(records.USAGE, key) for key in usage),
+            *(self._key(*each) for each in usage),
         ]
         if len(forgotten) > MOST_OPERATIONS - len(writes):
             old, over, usage, forgotten = {}, [], [], []  # with one of the next writes
@@ -263,8 +282,8 @@ class EtcdStore:
             self._sessions.pop(grant_id, None)
         for reservation in over:
             self._over.pop(reservation, None)
-        for key in usage:
-            self._forget_usage(key)
+        for kind, key in usage:
+            self._forget_usage(kind, key)
         await self._forget_events()
 
     async def _write_large(self, writes: list[Write], events: int) -> None:
@@ -346,28 +365,32 @@ class EtcdStore:
         for reservation in batch.puts.get(records.RESERVATIONS, ()):
             if reservation.state is ReservationState.ENDED:
                 self._over[reservation.id] = None
-        for record in batch.puts.get(records.USAGE, ()):
-            self._hours.setdefault(record.hour, set()).add(records.USAGE.key(record))
+        for kind in _KEPT:
+            for record in batch.puts.get(kind, ()):
+                self._of_period(kind, record)
+
+    def _of_period(self, kind: Kind, record: Any) -> None:
+        period = getattr(record, _KEPT[kind][0])
+        self._periods[kind].setdefault(period, set()).add(kind.key(record))
 
     def _old_reservations(self) -> list[str]:
         """Ended reservations that are too many, a few at a time."""
         most = min(FORGET_AT_ONCE, len(self._over) - self._ended_kept)
         return list(itertools.islice(self._over, max(0, most)))
 
-    def _old_usage(self) -> list[Key]:
-        """Records of hours that are over for too long, a few at a time."""
-        if not self._hours:
-            return []
-        oldest = min(self._hours)
-        if oldest >= max(self._hours) - USAGE_HOURS:
-            return []
-        return list(itertools.islice(self._hours[oldest], FORGET_AT_ONCE))
+    def _old_usage(self) -> list[tuple[Kind, Key]]:
+        """Records of hours and days that are over for too long, a few at a time."""
+        old: list[tuple[Kind, Key]] = []
+        for kind, periods in self._periods.items():
+            if periods and (oldest := min(periods)) < max(periods) - _KEPT[kind][1]:
+                old += [(kind, key) for key in itertools.islice(periods[oldest], FORGET_AT_ONCE)]
+        return old
 
-    def _forget_usage(self, key: Key) -> None:
-        for hour, keys in list(self._hours.items()):
+    def _forget_usage(self, kind: Kind, key: Key) -> None:
+        for period, keys in list(self._periods[kind].items()):
             keys.discard(key)
             if not keys:
-                del self._hours[hour]
+                del self._periods[kind][period]
 
     def _old_grants(self, written: set[str]) -> dict[str, list[str]]:
         """Ended grants that are too many, a few at a time, with the keys that go with each."""

@@ -34,6 +34,7 @@ from sluice.controller.pool.model import (
     Reservation,
     Session,
     UsageRecord,
+    UsageShare,
 )
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
@@ -115,6 +116,7 @@ SWITCHES = Kind("switches", GpuSwitch, "node", "uuid")
 ATTACHMENTS = Kind("attachments", Attachment, "node", "uuid")
 QUOTAS = Kind("quotas", Quota, "project")
 USAGE = Kind("usage", UsageRecord, "project", "hour")
+SHARES = Kind("usage_shares", UsageShare, "project", "person", "label", "day")
 EVENTS = Kind("events", Event)
 
 KINDS: dict[type, Kind] = {
@@ -130,6 +132,7 @@ KINDS: dict[type, Kind] = {
         ATTACHMENTS,
         QUOTAS,
         USAGE,
+        SHARES,
         EVENTS,
     )
 }

@@ -23,12 +23,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord
+from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord, UsageShare
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Kind
-from sluice.controller.store.store import USAGE_HOURS, EventQuery, NumberedEvent, StoreError
+from sluice.controller.store.store import (
+    USAGE_DAYS,
+    USAGE_HOURS,
+    EventQuery,
+    NumberedEvent,
+    StoreError,
+)
 
 log = logging.getLogger("sluice.controller")
 
@@ -83,6 +89,7 @@ def _schema(ended_kept: int, events_kept: int) -> str:
         f"ORDER BY ended DESC LIMIT {ended_kept:d})"
     )
     newest = "(SELECT max(number) FROM events)"
+    newest_day = "(SELECT max(day) FROM usage_shares)"
     actions = {
         **{column: [_put(kind)] for kind, column in _PUT.items()},
         **{column: [_remove(kind)] for kind, column in _REMOVED.items()},
@@ -93,6 +100,7 @@ def _schema(ended_kept: int, events_kept: int) -> str:
         _TRIMMED: [
             f"DELETE FROM events WHERE number <= {newest} - {events_kept:d}",
             f"DELETE FROM usage WHERE hour < (SELECT max(hour) FROM usage) - {USAGE_HOURS:d}",
+            f"DELETE FROM usage_shares WHERE day < {newest_day} - {USAGE_DAYS:d}",
             f"DELETE FROM reservations WHERE {old_reservations}",
         ],
     }
@@ -185,6 +193,20 @@ class SqliteStore:
                 (first, last, *values),
             )
             return [UsageRecord(*row) for row in rows]
+
+        return await self._in_thread(read, self._readers)
+
+    async def shares(self, first: int, last: int, project: str | None = None) -> list[UsageShare]:
+        """Returns the same by person and label, of these days, by day, project, person, label."""
+
+        def read() -> list[UsageShare]:
+            whose, values = ("AND project = ?", (project,)) if project else ("", ())
+            rows = self._reader.execute(
+                f"SELECT {', '.join(records.SHARES.fields)} FROM usage_shares "
+                f"WHERE day BETWEEN ? AND ? {whose} ORDER BY day, project, person, label",
+                (first, last, *values),
+            )
+            return [UsageShare(*row) for row in rows]
 
         return await self._in_thread(read, self._readers)
 
@@ -324,6 +346,11 @@ class SqliteStore:
                     "WHERE hour = (SELECT max(hour) FROM usage u WHERE u.project = usage.project)",
                 ),
                 every(records.ATTACHMENTS, "node, uuid"),
+                every(
+                    records.SHARES,
+                    "project, person, label",
+                    "WHERE day = (SELECT max(day) FROM usage_shares)",
+                ),
             )
         except (TypeError, ValueError) as error:
             raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None

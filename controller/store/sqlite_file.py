@@ -138,6 +138,17 @@ MIGRATIONS = (
     """
     ALTER TABLE sessions ADD COLUMN disconnected_since REAL;
     """,
+    """
+    ALTER TABLE grants ADD COLUMN person TEXT NOT NULL DEFAULT '';
+    ALTER TABLE grants ADD COLUMN label TEXT NOT NULL DEFAULT '';
+    CREATE TABLE usage_shares (
+      project TEXT NOT NULL, person TEXT NOT NULL, label TEXT NOT NULL, day INTEGER NOT NULL,
+      vgpu_seconds REAL NOT NULL, memory_mib_seconds REAL NOT NULL,
+      compute_percent_seconds REAL NOT NULL, until REAL NOT NULL, gpu_seconds REAL NOT NULL,
+      gpu_wait_seconds REAL NOT NULL, PRIMARY KEY (project, person, label, day)
+    ) STRICT;
+    CREATE INDEX usage_shares_by_day ON usage_shares (day);
+    """,
 )
 
 BUSY_SECONDS = 2.0

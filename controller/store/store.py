@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.controller.pool.model import Change, Event, UsageRecord
+from sluice.controller.pool.model import Change, Event, UsageRecord, UsageShare
 from sluice.controller.pool.pool import Snapshot
 
-USAGE_HOURS = 400 * 24  # that are kept
+USAGE_DAYS = 400  # that are kept
+USAGE_HOURS = USAGE_DAYS * 24
 
 
 class StoreError(Exception):
@@ -84,6 +85,10 @@ class Store(Protocol):
 
     async def usage(self, first: int, last: int, project: str | None = None) -> list[UsageRecord]:
         """Returns what was used in these hours of the epoch, by hour, then by project."""
+        ...
+
+    async def shares(self, first: int, last: int, project: str | None = None) -> list[UsageShare]:
+        """Returns the same by person and label, of these days, by day, project, person, label."""
         ...
 
     async def close(self) -> None:

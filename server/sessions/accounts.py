@@ -23,10 +23,11 @@ from sluice.server.sessions.records import Requester
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The projects that somebody may choose among, the first unless told, and the label."""
+    """The projects that somebody may choose among, the first unless told; label and name."""
 
     projects: tuple[str, ...]
     label: str = ""
+    person: str = ""  # the user of this host; empty: a guest's, of whose users nothing is known
 
     def project(self, wanted: str, who: str) -> str:
         """The project that is wanted, if it is one of these; raises RefusalError."""
@@ -75,7 +76,7 @@ class Accounts:
             ),
             "",
         )
-        return Account(tuple(projects), label)
+        return Account(tuple(projects), label, _person(requester))
 
 
 def _of_kind(labels: Mapping[str, list[str]], kind: str) -> dict[str, list[str]]:
@@ -87,6 +88,13 @@ def _of_kind(labels: Mapping[str, list[str]], kind: str) -> dict[str, list[str]]
 def _first(mapping: Mapping[str, list[str]], is_own: Callable[[str], bool]) -> list[str]:
     # in the file's order: of somebody in several groups the operator says which comes first
     return next((value for name, value in mapping.items() if is_own(name)), [])
+
+
+def _person(requester: Requester) -> str:
+    if requester.domain_uuid or requester.by_network:
+        return ""
+    *_, name = _user_names(requester.uid)
+    return name if name != str(requester.uid) else f"uid {requester.uid}"
 
 
 def _user_names(uid: int) -> Iterator[str]:

@@ -145,6 +145,7 @@ class SessionLifecycle:
             part,
             project=project,
             owner_label=account.label,
+            person=account.person,
             # a relay carries a slot
             relay=self.relays is not None
             and asked.takes_relay

@@ -351,6 +351,7 @@ def grant_request(
     *,
     project: str = "",
     owner_label: str = "",
+    person: str = "",
     relay: bool = False,
 ) -> rpc.GrantRequest:
     """What the controller is asked for a client of this host."""
@@ -372,6 +373,7 @@ def grant_request(
         sharing=asked.request.sharing.said,
         project=project,
         owner_label=owner_label,
+        person=person,
         relay=relay,
         **requester.report(),
         **(part.report() if part else {}),

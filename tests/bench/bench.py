@@ -29,6 +29,7 @@ NATIVE = ROOT / "build" / "native"
 BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
+from console_load import console_figures  # noqa: E402
 from counted import run_counted  # noqa: E402
 from diverting import diverting_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
@@ -326,6 +327,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "placement": decision_figures,
     "restart": restart_figures,
     "queue": queue_figures,
+    "console": console_figures,
 }
 #: Those whose figures are medians over ROUNDS.
 IN_ROUNDS = ("calls", "copies", "relay", "resumption", "divert")

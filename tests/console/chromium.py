@@ -8,13 +8,14 @@ must not: errors, what the policy of content refused, requests to other hosts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from control_plane import ControlPlane
+from free_ports import free_port
 from playwright.sync_api import Browser, Page, Playwright
 
 CHROMIUM = "/usr/bin/chromium"
@@ -39,8 +40,10 @@ def launched(playwright: Playwright) -> Browser:
 class Pool:
     """A controller that wants tokens, a server with five GPUs, and tokens of every role."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, oidc: Callable[[str], dict[str, Any]] | None = None) -> None:
+        """`oidc` makes the section of the console's own address."""
         token_file = folder / "node.token"
+        port = free_port()
         self.plane = ControlPlane(
             folder,
             fake=True,
@@ -48,6 +51,8 @@ class Pool:
             auth={"required": "yes", "requests_per_second": 2000},
             token_file=token_file,
             environment={"SLUICE_FAKE_WORKER_GPUS": str(GPUS)},
+            rest_port=port,
+            oidc=oidc(f"http://127.0.0.1:{port}") if oidc else None,
         )
         self.plane.start_controller()
         self.tokens = {"admin": self.plane.first_token()}

@@ -16,12 +16,15 @@ from urllib.parse import urlencode
 import httpx
 
 from sluice.config.controller import AlertsSection, AuthSection
+from sluice.config.oidc import OidcSection
 from sluice.console.app import add_console
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.enrolments import EnrolmentBook
+from sluice.controller.auth.oidc import RelyingParty
+from sluice.controller.auth.people import PeopleBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
@@ -45,8 +48,9 @@ TOKENS = (
 class Place:
     """One controller's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, oidc: OidcSection | None = None) -> None:
         self.folder = folder
+        self.oidc = oidc or OidcSection()
         self.store = SqliteStore(folder / "store.db")
         self.secrets: dict[str, str] = {}
         self.ids: dict[str, str] = {}
@@ -57,7 +61,11 @@ class Place:
         numbers = itertools.count(1)
         self.pool = Pool(SystemClock(), lambda: f"{next(numbers):016x}")
         enrolments = EnrolmentBook(self.store, self.tokens)
-        self.access = Access(AuthSection(), self.tokens, enrolments, loopback_only=True)
+        self.people = PeopleBook(self.store, self.oidc, snapshot.documents)
+        self.access = Access(
+            AuthSection(), self.tokens, enrolments, loopback_only=True, people=self.people
+        )
+        self.party = RelyingParty(self.oidc) if self.oidc.issuer else None
         self.browsers = BrowserSessions(self.access, snapshot.documents)
         self.grants = GrantService(self.pool, self.store)
         service = PoolService(self.grants, 5)
@@ -68,7 +76,9 @@ class Place:
         )
         self.history = HistoryKeeper(self.pool, self.folder / "history.db")
         if browsers is not None:
-            self.live = add_console(self.app, self.grants, browsers, self.history, self.alerts)
+            self.live = add_console(
+                self.app, self.grants, browsers, self.history, self.alerts, self.party
+            )
         if not self.tokens.tokens:
             for name, role, project in TOKENS:
                 token, secret = await self.tokens.create(

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from sluice.console.usage import Asked, summed
-from sluice.controller.pool.model import UsageRecord
+from sluice.controller.pool.model import UsageRecord, UsageShare
 from tests.console.place import Place
 
 DAY = date(2026, 3, 2)
@@ -115,3 +115,99 @@ async def test_times_that_are_none_are_refused(
     viewer = await used.signed_in("viewer")
     for path in ("/usage", "/usage.csv"):
         assert (await viewer.get(path, **span)).status_code == status
+
+
+# by person and label
+
+
+def share(project: str, person: str, label: str, day: int) -> UsageShare:
+    held = (7200.0, 2048 * 3600.0, 50 * 3600.0)
+    first = FIRST_HOUR // 24
+    return UsageShare(project, person, label, first + day, *held, 0.0, 900.0, 60.0)
+
+
+@pytest.fixture
+async def shared(place: Place) -> Place:
+    """Three days of two people in two projects, of whom one has a name that is a formula."""
+    await place.store.commit(
+        [
+            share(project, person, label, day)
+            for day in range(3)
+            for project, person, label in (
+                ("vision", "alice", "night"), ("vision", "alice", ""), ("vision", FORMULA, ""),
+                ("speech", "alice", "night"), ("speech", "", ""),
+            )
+        ]
+    )  # fmt: skip
+    return place
+
+
+async def test_usage_by_person_and_by_label(shared: Place) -> None:
+    by_person, by_time, step = await summed(
+        shared.grants, Asked(DAY, DAY + timedelta(days=2), None, "person")
+    )
+    assert step == 86400
+    assert {name: each.held_hours for name, each in by_person.items()} == {
+        "alice": 4.5, FORMULA: 1.5, "": 1.5
+    }  # fmt: skip
+    assert [each.held_hours for _, each in sorted(by_time.items())] == [2.5, 2.5, 2.5]
+    by_label, _, _ = await summed(shared.grants, Asked(DAY, DAY, "vision", "label", person="alice"))
+    assert {name: each.held_hours for name, each in by_label.items()} == {"night": 0.5, "": 0.5}
+    by_project, _, _ = await summed(shared.grants, Asked(DAY, DAY, None, label="night"))
+    assert set(by_project) == {"vision", "speech"}
+
+
+async def test_the_page_by_person_leads_to_a_persons_labels(shared: Place) -> None:
+    viewer = await shared.signed_in("viewer")
+    span = {"from": "2026-03-02", "to": "2026-03-04"}
+    html = (await viewer.get("/usage", by="person", **span)).text
+    assert "nobody in particular" in html
+    assert "by=label&amp;person=alice" in html or "person=alice&amp;by=label" in html
+    assert html.count('<figure class="chart"') == 2
+    html = (await viewer.get("/usage", by="label", person="alice", **span)).text
+    assert ">night</a>" in html
+    assert "no label" in html
+    assert (await viewer.get("/usage", by="node", **span)).status_code == 422
+
+
+async def test_csv_by_person_is_rests_and_harmless(shared: Place) -> None:
+    viewer = await shared.signed_in("viewer")
+    answer = await viewer.get("/usage.csv", by="person", **{"from": "2026-03-02"}, to="2026-03-04")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(rows) == 15
+    assert {row["person"] for row in rows} == {"alice", f"'{FORMULA}", ""}
+    headers = {"Authorization": f"Bearer {shared.secrets['viewer']}"}
+    rest = await viewer.client.get(
+        "/v1/usage/shares.csv?from=2026-03-02T00:00Z&to=2026-03-04T23:00Z", headers=headers
+    )
+    assert rest.text.replace(FORMULA, f"'{FORMULA}") == answer.text
+    found = await viewer.client.get(
+        "/v1/usage/shares?from=2026-03-02T12:00Z&to=2026-03-02T12:00Z&person=alice&label=",
+        headers=headers,
+    )
+    [only] = found.json()["shares"]
+    assert (only["project"], only["person"], only["label"]) == ("vision", "alice", "")
+    assert only["day"].startswith("2026-03-02T00:00")
+
+
+async def test_a_member_sees_people_of_its_project_only(shared: Place) -> None:
+    tenant = await shared.signed_in("other")
+    html = (
+        await tenant.get("/usage", by="person", project="vision", **{"from": "2026-03-02"})
+    ).text
+    assert "alice" in html
+    assert "HYPERLINK" not in html
+    headers = {"Authorization": f"Bearer {shared.secrets['other']}"}
+    found = await tenant.client.get("/v1/usage/shares?project=vision", headers=headers)
+    assert {each["project"] for each in found.json()["shares"]} == {"speech"}
+
+
+async def test_what_runs_now_is_its_persons(place: Place) -> None:
+    place.node()
+    granted = await place.granted("vision", person="alice", owner_label="night")
+    assert (granted.grant.person, granted.grant.label) == ("alice", "night")
+    viewer = await place.signed_in("viewer")
+    assert "alice" in (await viewer.get("/usage", by="person")).text
+    page = (await viewer.get("/grant", id=granted.grant.id)).text
+    assert "<dd>alice</dd>" in page
+    assert "<dd>night</dd>" in page

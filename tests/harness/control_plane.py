@@ -118,13 +118,15 @@ class ControlPlane:
         metrics: dict[str, Any] | None = None,
         openstack: dict[str, Any] | None = None,
         alerts: dict[str, Any] | None = None,
+        oidc: dict[str, Any] | None = None,
+        rest_port: int = 0,
         environment: dict[str, str] | None = None,
         patience: float = 1,
         pool_of: ControlPlane | None = None,
     ) -> None:
         """With `pool_of` its server joins another's controller."""
         self.folder = folder
-        self.rest_port, self.grpc_port = free_port(), free_port()
+        self.rest_port, self.grpc_port = rest_port or free_port(), free_port()
         if pool_of:
             self.rest_port, self.grpc_port = pool_of.rest_port, pool_of.grpc_port
         self.data_port = free_port()
@@ -155,6 +157,7 @@ class ControlPlane:
             tls=tls or {},
             openstack=openstack or {},
             **({"alerts": alerts} if alerts else {}),
+            **({"oidc": oidc} if oidc else {}),
         )
         self._write(
             "server.conf",

@@ -8,15 +8,15 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sluice.controller.pool.decisions import Decisions, Granted, GrantRequest, Refused
-from sluice.controller.pool.model import Gpu, Node, OwnerKind, Reservation, UsageRecord
+from sluice.controller.pool.model import Gpu, Node, OwnerKind, Reservation, UsageRecord, UsageShare
 from sluice.controller.pool.pool import Pool, Snapshot
 
 
 class FakeClock:
     """Stands still until it is told to go on."""
 
-    def __init__(self) -> None:
-        self.seconds = 1000.0
+    def __init__(self, seconds: float = 1000.0) -> None:
+        self.seconds = seconds
 
     def wall(self) -> float:
         return 1.7e9 + self.seconds
@@ -28,8 +28,8 @@ class FakeClock:
 class PoolBench:
     """A pool and what tests do with it."""
 
-    def __init__(self, **options: Any) -> None:
-        self.clock = FakeClock()
+    def __init__(self, *, begins: float = 1000.0, **options: Any) -> None:
+        self.clock = FakeClock(begins)
         numbers = itertools.count(1)
         self.pool = Pool(self.clock, lambda: f"{next(numbers):016x}", **options)
         self._requests = itertools.count(1)
@@ -83,7 +83,13 @@ class PoolBench:
         self.pool.reserving.reserve(reservation, wait=wait)
         return reservation
 
-    def restarted(self, *, usage: Sequence[UsageRecord] = (), **options: Any) -> PoolBench:
+    def restarted(
+        self,
+        *,
+        usage: Sequence[UsageRecord] = (),
+        shares: Sequence[UsageShare] = (),
+        **options: Any,
+    ) -> PoolBench:
         """One with what this one's store would have; its clock begins where this one's did."""
         pool = self.pool
         pool.take_changes()
@@ -96,5 +102,6 @@ class PoolBench:
             switches=list(pool.switches.values()),
             quotas=list(pool.quotas.limits.values()),
             usage=list(usage),
+            shares=list(shares),
         )
         return PoolBench(snapshot=snapshot, **options)

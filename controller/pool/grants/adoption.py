@@ -141,6 +141,7 @@ class Adoption:
         )
         if known:
             grant.project = known.project
+            grant.person, grant.label = known.person, known.label
             reservation = self._ledger.reservations.records.get(known.reservation)
             if reservation and reservation.state is ReservationState.HELD:
                 keys = self._ledger.reservations.held(reservation).keys()

@@ -15,12 +15,15 @@ from sluice.controller.pool.model import (
     Change,
     Clock,
     Grant,
+    OwnerKind,
     Reservation,
     ReservationState,
     UsageRecord,
+    UsageShare,
     Vgpu,
 )
 from sluice.controller.pool.projects.quotas import Held, Quotas
+from sluice.controller.pool.projects.shares import Share, ShareMeters
 from sluice.controller.pool.projects.usage import UsageMeters
 from sluice.controller.pool.reservations.reservations import Reservations
 
@@ -33,15 +36,18 @@ class Bookings:
         self.reservations = Reservations()
         self.quotas = Quotas()
         self.usage = UsageMeters(clock)
+        self.shares = ShareMeters(clock)
 
     def restore(
         self,
         grants: Iterable[Grant],
         reservations: Iterable[Reservation],
         usage: Iterable[UsageRecord],
+        shares: Iterable[UsageShare] = (),
     ) -> None:
         """Takes in what the store remembered; these grants live."""
         held: dict[str, Held] = {}
+        each: list[tuple[str, Share, Held, float]] = []
         for reservation in reservations:
             self.reservations.add(reservation)
             if reservation.state is ReservationState.HELD:
@@ -49,12 +55,17 @@ class Bookings:
                 of_it = Held.of(reservation.slots)
                 account = reservation.project or DEFAULT_PROJECT
                 held[account] = self.quotas.change(reservation.project, of_it, 1)
+                share = _of_reservation(reservation)
+                each.append((reservation.id, share, of_it, reservation.created))
         for grant in grants:
             self.book(grant)
             if not grant.reservation:
                 account = grant.project or DEFAULT_PROJECT
-                held[account] = self.quotas.change(grant.project, Held.of(grant.vgpus), 1)
+                of_it = Held.of(grant.vgpus)
+                held[account] = self.quotas.change(grant.project, of_it, 1)
+                each.append((grant.id, _of_grant(grant), of_it, grant.created))
         self.usage.restore(usage, held)
+        self.shares.restore(shares, each)
 
     def book(self, grant: Grant) -> None:
         """Its vGPUs are taken of their GPUs, or of its reservation."""
@@ -88,12 +99,30 @@ class Bookings:
         """Its project holds it, or no longer."""
         if grant.reservation:  # is counted with that
             return []
-        return self._count(grant.project, Held.of(grant.vgpus), sign)
+        held = Held.of(grant.vgpus)
+        self.shares.change(grant.id, _of_grant(grant), held, sign)
+        return self._count(grant.project, held, sign)
 
     def count_slots(self, reservation: Reservation, sign: int) -> list[Change]:
         """The project holds a reservation's vGPUs, or no longer."""
-        return self._count(reservation.project, Held.of(reservation.slots), sign)
+        held = Held.of(reservation.slots)
+        self.shares.change(reservation.id, _of_reservation(reservation), held, sign)
+        return self._count(reservation.project, held, sign)
+
+    def measured(self, grant: Grant, used: float, waited: float) -> None:
+        """A grant's vGPUs had so many seconds more of GPUs' time, and waited so long for it."""
+        self.usage.measured(grant.project or DEFAULT_PROJECT, used, waited)
+        self.shares.measured(grant.id, _of_grant(grant), used, waited)
 
     def _count(self, project: str, held: Held, sign: int) -> list[Change]:
         account = project or DEFAULT_PROJECT
         return [*self.usage.change(account, self.quotas.change(project, held, sign))]
+
+
+def _of_grant(grant: Grant) -> Share:
+    return Share(grant.project or DEFAULT_PROJECT, grant.person, grant.label)
+
+
+def _of_reservation(reservation: Reservation) -> Share:
+    label = reservation.owner if reservation.owner_kind is OwnerKind.LABEL else ""
+    return Share(reservation.project or DEFAULT_PROJECT, "", label)

@@ -32,6 +32,7 @@ from sluice.controller.pool.model import (
     Session,
     SessionState,
     UsageRecord,
+    UsageShare,
     Vgpu,
     as_it_is,
 )
@@ -57,7 +58,8 @@ class GrantLedger:
         self.reservations = self._bookings.reservations
         self.quotas = self._bookings.quotas
         self.usage = self._bookings.usage
-        self.vgpu_times = VgpuTimes(self.usage.measured)
+        self.shares = self._bookings.shares
+        self.vgpu_times = VgpuTimes(self._bookings.measured)
         self.changes: list[Change] = []
 
     # what there is
@@ -95,6 +97,7 @@ class GrantLedger:
         sessions: Sequence[Session],
         reservations: Sequence[Reservation] = (),
         usage: Sequence[UsageRecord] = (),
+        shares: Sequence[UsageShare] = (),
     ) -> None:
         """Takes in what the store remembered."""
         for grant in grants:
@@ -116,7 +119,7 @@ class GrantLedger:
                 # a store of before there were jobs names the request with the grant only
                 session.request_id = session.request_id or holder.request_id
                 self.sessions.put_request(session)
-        self._bookings.restore(live, reservations, usage)
+        self._bookings.restore(live, reservations, usage, shares)
 
     def begin(self, grant: Grant) -> None:
         """A grant lives from now on."""

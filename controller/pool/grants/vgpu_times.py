@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sluice.controller.pool.grants.used_tally import UsedTally
-from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
+from sluice.controller.pool.model import Grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class VgpuTime:
 class VgpuTimes:
     """Every vGPU that its node has told of, by its grant and its number there."""
 
-    def __init__(self, count: Callable[[str, float, float], None]) -> None:
-        """`count` is told what a project had: GPU-seconds used, and waited."""
+    def __init__(self, count: Callable[[Grant, float, float], None]) -> None:
+        """`count` is told what a grant had: GPU-seconds used, and waited."""
         self._count = count
         #: Where history is kept, what it is made of.
         self.tally: UsedTally | None = None
@@ -80,7 +80,7 @@ class VgpuTimes:
             time.used += used
             waited = self._waited(time, report)
         if used or waited:
-            self._count(grant.project or DEFAULT_PROJECT, used, waited)
+            self._count(grant, used, waited)
             if used and self.tally is not None:
                 self.tally.add(grant, report.number, used)
 

@@ -180,6 +180,8 @@ class Granting:
             job_processes=request.job_processes,
             project=request.project,
             reservation=found.reservation,
+            person=request.person,
+            label=request.owner_label,
         )
         if refusal := self._join_refusal(request, grant):
             return refusal

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the console's pages cost with 1,000 nodes and 50,000 vGPUs, and what open consoles cost.
+
+Part of bench.py, and run alone with `python tests/bench/console_load.py`. A real controller has a
+pool of that size in SQLite, its servers are back on streams of their own (processes of this bench),
+and people have signed in by token. Every page is asked for in turn, over a connection that is open,
+until its first byte is there; a figure is the worst page's 99th percentile. What a browser loads
+the first time is the page and all that it names. Then a hundred consoles look at the pool, a
+process of this bench that follows their event streams, and grants are asked for anywhere in it as
+in grant_rates.py, with and without them in turn. An event is on the screen when the stream of a
+node's page has it; it is asked for at any phase of the second in which changes are gathered.
+The machine has two cores for all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
+
+from control_plane import wait_for  # noqa: E402
+from controllers import Controllers  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
+from full_pool import filled, inventories, store_in_sqlite  # noqa: E402
+from grant_rates import cpu_seconds, load, percentile, scratch  # noqa: E402
+from restart import SERVER_PROCESSES, servers  # noqa: E402
+
+NODES = 1000
+CONSOLES = 100
+TOKENS = 4  # a token has 50 pages open at most
+ROUNDS_OF_PAGES, IN_A_ROW = 10, 10
+ROUNDS = 3
+LOAD_SECONDS = 6.0
+EVENTS = 20
+WAIT_SECONDS = 30.0
+MOST_MS, MOST_KB, MOST_EVENT_SECONDS, LEAST_RATIO = 100, 300, 1, 0.9
+
+
+class Console:
+    """A person who has signed in."""
+
+    def __init__(self, base: str, token: str) -> None:
+        self.client = httpx.Client(base_url=base, timeout=60)
+        form = self.client.get("/console/sign-in").text
+        csrf = re.search(r'name="csrf" value="([^"]+)"', form)
+        assert csrf, form
+        fields = {"csrf": csrf[1], "next": "/console/", "token": token}
+        answer = self.client.post("/console/sign-in", data=fields, headers={"origin": base})
+        assert answer.status_code == 303, answer.text
+
+    def first_byte_ms(self, path: str) -> float:
+        """How long the first byte of a page's body takes."""
+        begin = time.perf_counter()
+        with self.client.stream("GET", f"/console{path}") as answer:
+            assert answer.status_code == 200, (path, answer.status_code)
+            pieces = answer.iter_raw()
+            next(pieces)
+            taken = time.perf_counter() - begin
+            for _ in pieces:
+                pass
+        return taken * 1e3
+
+    def first_time_kb(self, path: str) -> float:
+        """What a browser loads that has nothing of it: kB of bodies as they are sent."""
+        page = self.client.get(f"/console{path}")
+        size = int(page.headers["content-length"])
+        for name in set(re.findall(r'(?:href|src)="(/console/static/[^"]+)"', page.text)):
+            size += int(self.client.get(name).headers["content-length"])
+        return size / 1000
+
+    def stream_of(self, path: str) -> str:
+        """Where a page's event stream is."""
+        found = re.search(r'sse-connect="([^"]+)"', self.client.get(f"/console{path}").text)
+        assert found, path
+        return found[1].replace("&amp;", "&")
+
+    @property
+    def cookies(self) -> dict[str, str]:
+        """What shows who it is."""
+        return dict(self.client.cookies)
+
+
+def look(base: str, each: list[tuple[str, dict[str, str]]], ready: Any) -> None:
+    """A process with open consoles: reads all that comes, for ever."""
+
+    async def follow(address: str, cookies: dict[str, str], begun: asyncio.Event) -> None:
+        async with (
+            httpx.AsyncClient(base_url=base, cookies=cookies, timeout=600) as client,
+            client.stream("GET", address) as answer,
+        ):
+            assert answer.status_code == 200, answer.status_code
+            begun.set()
+            async for _ in answer.aiter_raw():
+                pass
+
+    async def everybody() -> None:
+        begun = [asyncio.Event() for _ in each]
+        tasks = [
+            asyncio.create_task(follow(address, cookies, event))
+            for (address, cookies), event in zip(each, begun, strict=True)
+        ]
+        for event in begun:
+            await event.wait()
+        ready.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(everybody())
+
+
+class FullConsole:
+    """The controller with its pool, and people."""
+
+    def __init__(self, folder: Path) -> None:
+        with_grants, _ = filled(NODES, "bin-pack")
+        database = folder / "pool.db"
+        asyncio.run(store_in_sqlite(database, list(with_grants.take_changes())))
+        self.nodes = list(with_grants.nodes)
+        self.several = Controllers(
+            folder,
+            1,
+            {"kind": "sqlite"},
+            pool={"heartbeat_seconds": 5, "node_timeout_seconds": 3600},
+            auth={"local": "operator", "requests_per_second": 0},
+            database=database,
+        )
+        self.several.start()
+        self.base = f"http://{self.several.rest[0]}"
+        reports = [each.SerializeToString() for each in inventories(with_grants)]
+        self.servers = [
+            multiprocessing.get_context("spawn").Process(
+                target=servers,
+                args=(self.several.grpc[0], reports[n::SERVER_PROCESSES]),
+                daemon=True,
+            )
+            for n in range(SERVER_PROCESSES)
+        ]
+        for process in self.servers:
+            process.start()
+        self.rest = httpx.Client(base_url=f"{self.base}/v1", timeout=60)
+        wait_for(lambda: self.rest.get("/pool").json()["nodes_up"] == NODES, seconds=180)
+        printed = (folder / "controller0.out").read_text()
+        found = re.search(r"shown this once:\s+(\S+)", printed)
+        assert found, printed
+        headers = {"authorization": f"Bearer {found[1]}"}
+        self.people = []
+        for number in range(TOKENS):
+            wanted = {"role": "admin", "name": f"person {number}"}
+            made = self.rest.post("/tokens", json=wanted, headers=headers)
+            self.people.append(Console(self.base, made.json()["secret"]))
+
+    def close(self) -> None:
+        for process in self.servers:
+            process.kill()
+        self.several.close()
+
+    def pages(self) -> list[str]:
+        """One of each kind."""
+        grant = self.rest.get("/grants", params={"limit": 1}).json()["grants"][0]
+        gpu = self.rest.get("/gpus", params={"limit": 1}).json()["gpus"][0]["id"]
+        session = grant["sessions"][0]
+        return [
+            *("/", "/nodes", "/projects", "/grants", "/sessions", "/reservations", "/queue"),
+            *("/usage", "/usage?by=person", "/alerts", "/audit", "/people", "/history?of=pool"),
+            f"/node?name={grant['node']}",
+            f"/gpu?id={quote(gpu)}",
+            f"/grant?id={grant['id']}",
+            f"/session?id={session}",
+            "/project?name=default",
+            f"/do?action=node.drain&target={grant['node']}",
+        ]
+
+
+def page_figures(full: FullConsole) -> list[Figure]:
+    """The first byte of every page, and what a browser loads the first time."""
+    pages, person = full.pages(), full.people[0]
+    for path in pages:
+        person.first_byte_ms(path)  # templates are compiled once
+    taken: dict[str, list[float]] = {path: [] for path in pages}
+    computed = dict.fromkeys(pages, 0.0)  # s of the controller's CPU, whatever else runs here
+    for _ in range(ROUNDS_OF_PAGES):
+        for path in pages:
+            before = cpu_seconds(full.several, 0)
+            taken[path] += [person.first_byte_ms(path) for _ in range(IN_A_ROW)]
+            computed[path] += cpu_seconds(full.several, 0) - before
+    worst = {path: percentile(values, 0.99) for path, values in taken.items()}
+    sizes = {path: person.first_time_kb(path) for path in pages}
+    for path, value in sorted(worst.items(), key=lambda each: -each[1]):
+        print(
+            f"{path.partition('=')[0]}: first byte {statistics.median(taken[path]):.1f} ms, p99 "
+            f"{value:.1f}; {1e3 * computed[path] / len(taken[path]):.1f} ms of the controller's "
+            f"CPU; {sizes[path]:.0f} kB the first time",
+            file=sys.stderr,
+        )
+    print(f"load of the machine {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    return [
+        Figure("console_page_p99_ms", max(worst.values()), "ms", limit=MOST_MS),
+        Figure("console_page_kb", max(sizes.values()), "kB", limit=MOST_KB),
+    ]
+
+
+@contextlib.contextmanager
+def looked_at(full: FullConsole) -> Iterator[None]:
+    """While so many consoles look at the pool."""
+    each = [
+        (person.stream_of("/"), person.cookies)
+        for person in (full.people[n % TOKENS] for n in range(CONSOLES))
+    ]
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=look, args=(full.base, each, ready), daemon=True)
+    process.start()
+    try:
+        if not ready.wait(WAIT_SECONDS):
+            raise SystemExit("the consoles do not open")
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def grant_figures(full: FullConsole) -> list[Figure]:
+    """Grants a second with and without open consoles, in turn."""
+    alone, watched = [], []
+    target = full.several.grpc[0]
+    for _ in range(ROUNDS):
+        alone.append(asyncio.run(load(target, full.nodes, LOAD_SECONDS))[0])
+        with looked_at(full):
+            watched.append(asyncio.run(load(target, full.nodes, LOAD_SECONDS))[0])
+    ratios = [b / a for a, b in zip(alone, watched, strict=True)]
+    print(
+        f"grants a second alone {', '.join(f'{a:,.0f}' for a in alone)}; with {CONSOLES} consoles "
+        f"{', '.join(f'{b:,.0f}' for b in watched)}; load {os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
+    )
+    return [
+        Figure(
+            "console_grants_ratio",
+            statistics.median(ratios),
+            "ratio",
+            floor=statistics.median(alone),
+            floor_of="grants a second without consoles",
+            limit=LEAST_RATIO,
+            better="higher",
+            spread=(min(ratios), max(ratios)),
+        )
+    ]
+
+
+async def event_seconds(full: FullConsole) -> list[float]:
+    """How long after a change was answered the stream of a node's page has it."""
+    person, node = full.people[0], full.nodes[7]
+    address, dice = person.stream_of(f"/node?name={node}"), random.Random(1)
+    taken: list[float] = []
+    async with (
+        httpx.AsyncClient(base_url=full.base, cookies=person.cookies, timeout=60) as browser,
+        httpx.AsyncClient(base_url=full.base, timeout=60) as rest,
+        browser.stream("GET", address) as answer,
+    ):
+        events = _events(answer)
+        await asyncio.sleep(2)
+        for number in range(EVENTS):
+            drains = number % 2 == 0
+            await asyncio.sleep(dice.uniform(0.0, 1.5))
+            begin = time.perf_counter()
+            path = f"/v1/nodes/{node}/drain"
+            done = await (rest.put(path) if drains else rest.delete(path))
+            assert done.status_code == 200, done.text
+            async for event in events:
+                if "Return to the pool" in event if drains else "Drain" in event:
+                    break
+            taken.append(time.perf_counter() - begin)
+    return taken
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[str]:
+    text = ""
+    async for piece in answer.aiter_text():
+        text += piece
+        while "\n\n" in text:
+            event, _, text = text.partition("\n\n")
+            yield event
+
+
+def event_figures(full: FullConsole) -> list[Figure]:
+    """A change on the screen, alone and beside a hundred consoles."""
+    with looked_at(full):
+        taken = asyncio.run(event_seconds(full))
+    print(f"events: median {statistics.median(taken):.2f} s, worst {max(taken):.2f}",
+          file=sys.stderr)  # fmt: skip
+    return [Figure("console_event_s", max(taken), "s", limit=MOST_EVENT_SECONDS)]
+
+
+def console_figures() -> list[Figure]:
+    """The console's pages, events and cost, with 1,000 nodes and 50,000 vGPUs."""
+    with scratch() as folder:
+        full = FullConsole(folder)
+        try:
+            return [*page_figures(full), *event_figures(full), *grant_figures(full)]
+        finally:
+            full.close()
+
+
+def main() -> int:
+    """Measures it alone."""
+    run = Run("python tests/bench/console_load.py")
+    publish("bench", console_figures(), run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
