@@ -143,10 +143,11 @@ class UnixListener:
 
     async def _serve_peer(self, connected: socket.socket, peer: Peer) -> None:
         try:
-            container = self._admission.container_of(peer)
             frame = await asyncio.wait_for(_receive(connected, peer.pid), FIRST_FRAME_SECONDS)
             if not frame:
                 return
+            # read first: what closes with something unread takes its answer back
+            container = self._admission.container_of(peer)
             asked = self._admission.within(parse_open_session(frame), peer, container)
             if asked.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
                 raise BadOpen(

@@ -81,11 +81,11 @@ def test_a_container_is_shown_with_its_device(plane: ControlPlane) -> None:
     assert session["owner_kind"] == "container"
     container = session["container"]
     assert (container["engine"], container["device"]) == ("namespace", "small")
-    assert container["name"].startswith("namespace pid-namespac")
+    assert container["name"].startswith("namespace pid-4")
     (grant,) = plane.grants()
     assert grant["project"] == "vision"
     assert [(v["memory_mib"], v["compute_percent"]) for v in grant["vgpus"]] == [(64, 10)]
-    shown = plane.rest.get("/sessions", params={"container": container["id"][:20]}).json()
+    shown = plane.rest.get("/sessions", params={"container": container["id"]}).json()
     assert [s["id"] for s in shown["sessions"]] == [session["id"]]
     assert not plane.rest.get("/sessions", params={"container": "x"}).json()["sessions"]
     assert not plane.rest.get("/sessions", params={"container": ""}).json()["sessions"]
