@@ -149,6 +149,13 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX usage_shares_by_day ON usage_shares (day);
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN container_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_engine TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_pod TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_owner_uid INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN container_device TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

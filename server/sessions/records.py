@@ -16,6 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from sluice.protocol.frames import MAX_RATIO_PERCENT
+from sluice.resources.container import NO_CONTAINER, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
@@ -60,6 +61,7 @@ class Requester:
     user_domain: str = ""  # of a local process (peers.user_domain)
     relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
+    container: Container = NO_CONTAINER  # of a local process
 
     def copy(self) -> Requester:
         """The same with a pidfd of its own, which close() closes; raises OSError."""
@@ -87,7 +89,7 @@ class Requester:
             return f"domain {self.domain_name}"
         if self.by_network:
             return f"node {self.relay}" if self.relay else self.host
-        return f"uid {self.uid}"
+        return owner_of(self.container, self.uid)
 
     def report(self) -> dict[str, Any]:
         """The fields of the messages that say whose a session is."""
@@ -99,6 +101,7 @@ class Requester:
             "client_uid": self.uid,
             "domain_uuid": self.domain_uuid,
             "domain_name": self.domain_name,
+            "container": rpc.Container(**asdict(self.container)) if self.container else None,
         }
 
     def describe(self) -> str:
@@ -110,7 +113,8 @@ class Requester:
         if self.by_network:
             by = f", relayed by node {self.relay}" if self.relay else ""
             return f"{self.program or 'a program'} at {self.host}{by}"
-        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
+        inside = f" in {self.container.name}" if self.container else ""
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{inside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,23 @@ def trust_domain(node: str, requester: Requester) -> str:
     if requester.domain_uuid:
         return f"vm {requester.domain_uuid}"
     if requester.user_domain:
-        return f"user {node} {requester.user_domain}"
+        return f"user {node} {requester.user_domain}{_in_container(requester)}"
     return f"process {node} {requester.pid} {requester.start_time}"
+
+
+def owner_of(container: Container, uid: int) -> str:
+    """Whose a local process is, for what is bounded by that.
+
+    A rootless container is its user's doing, one of root's engine its own.
+    """
+    if container and not container.owner_uid:
+        return f"container {container.id}"
+    return f"uid {container.owner_uid or uid}"
+
+
+def _in_container(requester: Requester) -> str:
+    # engines can leave a container the host's own namespaces
+    return f" {requester.container.key}" if requester.container else ""
 
 
 @dataclass(slots=True)
@@ -230,7 +249,7 @@ class Session:
         if self.requester.domain_uuid:
             domains.add(f"vm {self.requester.domain_uuid}")
         elif self.requester.user_domain:
-            domains.add(f"user {self.requester.user_domain}")
+            domains.add(f"user {self.requester.user_domain}{_in_container(self.requester)}")
         return frozenset(domains)
 
     def report(self) -> rpc.SessionReport:
@@ -277,6 +296,7 @@ class Session:
                 "domain_name": requester.domain_name,
                 "user_domain": requester.user_domain,
                 "relay": requester.relay,
+                "container": asdict(requester.container),
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,
@@ -306,7 +326,9 @@ def largest_share(vgpus: Iterable[GrantedVgpu]) -> int:
 
 def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:
     """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
-    requester = Requester(**record["asker"])
+    asker = dict(record["asker"])
+    asker["container"] = Container(**asker.get("container", {"id": ""}))
+    requester = Requester(**asker)
     if requester.pid and requester.channel == "shm":
         try:
             requester.pidfd = open_process(requester.pid, requester.start_time)

@@ -30,6 +30,7 @@ BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
 from console_load import console_figures  # noqa: E402
+from container_identity import identity_figures  # noqa: E402
 from counted import run_counted  # noqa: E402
 from diverting import diverting_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
@@ -325,6 +326,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "start": control_plane_figures,
     "grants": store_figures,
     "placement": decision_figures,
+    "containers": identity_figures,
     "restart": restart_figures,
     "queue": queue_figures,
     "console": console_figures,
