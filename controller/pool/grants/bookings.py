@@ -20,7 +20,7 @@ from sluice.controller.pool.model import (
     UsageRecord,
     Vgpu,
 )
-from sluice.controller.pool.projects.quotas import Held, Quotas
+from sluice.controller.pool.projects.quotas import NOTHING, Held, Quotas
 from sluice.controller.pool.projects.usage import UsageMeters
 from sluice.controller.pool.reservations.reservations import Reservations
 
@@ -46,9 +46,10 @@ class Bookings:
             self.reservations.add(reservation)
             if reservation.state is ReservationState.HELD:
                 self.book_slots(reservation, 1)
-                of_it = Held.of(reservation.slots)
-                account = reservation.project or DEFAULT_PROJECT
-                held[account] = self.quotas.change(reservation.project, of_it, 1)
+        for reservation in reservations:
+            if reservation.state is ReservationState.HELD:
+                for project, of_it in self._on_accounts(reservation, 1):
+                    held[project or DEFAULT_PROJECT] = self.quotas.change(project, of_it, 1)
         for grant in grants:
             self.book(grant)
             if not grant.reservation:
@@ -71,7 +72,10 @@ class Bookings:
             self.allocations.unbook(grant)
 
     def book_slots(self, reservation: Reservation, sign: int) -> None:
-        """A reservation's vGPUs are taken of their GPUs, or given back."""
+        """A reservation's vGPUs are taken of their GPUs, or given back; a part's of its whole."""
+        if reservation.within:
+            self.reservations.draw_part(reservation, sign)
+            return
         for slot in reservation.slots:
             vgpu = Vgpu(
                 slot.gpu_uuid,
@@ -91,8 +95,21 @@ class Bookings:
         return self._count(grant.project, Held.of(grant.vgpus), sign)
 
     def count_slots(self, reservation: Reservation, sign: int) -> list[Change]:
-        """The project holds a reservation's vGPUs, or no longer."""
-        return self._count(reservation.project, Held.of(reservation.slots), sign)
+        """The project holds a reservation's vGPUs, or no longer; a part's not its whole's, too."""
+        changes: list[Change] = []
+        for project, held in self._on_accounts(reservation, sign):
+            changes += self._count(project, held, 1)
+        return changes
+
+    def _on_accounts(self, reservation: Reservation, sign: int) -> list[tuple[str, Held]]:
+        """Whose account changes by what when a reservation is held (1), or no longer (-1)."""
+        held = Held.of(reservation.slots)
+        found = [(reservation.project, NOTHING.plus(held, sign))]
+        if whole := self.reservations.records.get(reservation.within):
+            # a vGPU of the whole stays one, whatever parts it has
+            of_whole = Held(0, held.memory_mib, held.compute_percent)
+            found.append((whole.project, NOTHING.plus(of_whole, -sign)))
+        return found
 
     def _count(self, project: str, held: Held, sign: int) -> list[Change]:
         account = project or DEFAULT_PROJECT
