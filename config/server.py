@@ -32,6 +32,7 @@ from sluice.config.sections import (
     pairs,
 )
 from sluice.config.server_connections import ControllerSection, MetricsSection, TlsSection
+from sluice.config.server_containers import ContainersSection
 from sluice.config.server_gpus import HealthSection, NativeSection, ThrottleSection
 from sluice.config.server_projects import ProjectsSection
 from sluice.resources.vgpu_request import LABEL_WORD
@@ -287,6 +288,7 @@ class ServerConfig(BaseModel):
     server: ServerSection = Field(default_factory=ServerSection)
     node: NodeSection = NodeSection()
     projects: ProjectsSection = ProjectsSection()
+    containers: ContainersSection = Field(default_factory=ContainersSection)
     native: NativeSection = NativeSection()
     nova: NovaSection = Field(default_factory=NovaSection)
     health: HealthSection = HealthSection()
