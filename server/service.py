@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sluice.config.server import ServerConfig
+from sluice.server.claims.listener import ClaimsListener
+from sluice.server.claims.service import Claims
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.node_side import NodeParts, NodeSide
 from sluice.server.controller.orders import ServerSide
@@ -106,6 +108,7 @@ class Server:
         if nvml_beside(driver.path):
             self._run(self._watch_use(driver).run())
         self._open_unix_socket()
+        self._open_claims()
         if section.enable_kvm:
             self._serve_guests(starter)
         self._open_metrics(driver)
@@ -117,6 +120,8 @@ class Server:
         if self._guests:
             await self._guests.close()
         await self._unix_listener.close()
+        await self._claims_listener.close()
+        await self._claims.close()
         await self._data_port.close()
         for task in list(self._tasks):
             task.cancel()
@@ -259,6 +264,23 @@ class Server:
             raise StartError(
                 f"{path} cannot be opened ({error.strerror}); set [server] socket_path or run_dir "
                 "to a place that the server may write"
+            ) from None
+
+    def _open_claims(self) -> None:
+        """For Kubernetes: claims that it places have sockets of their own."""
+        section = self._config.server
+        self._claims = Claims(section.run_dir, self._lifecycle, section.arena_mib)
+        self._claims_listener = ClaimsListener(section.run_dir, self._claims)
+        if not section.enable_shm:
+            return
+        try:
+            self._claims.open()
+            self._claims_listener.open()
+        except OSError as error:
+            where = error.filename or section.run_dir
+            raise StartError(
+                f"claims cannot be served: {where}: {error.strerror}; set [server] run_dir to a "
+                "place that the server may write"
             ) from None
 
     def _open_metrics(self, driver: Driver) -> None:

@@ -77,6 +77,15 @@ def _whole_of(pool: Pool, name: str, caller: Caller) -> Reservation:
     return whole
 
 
+def _is_own(pool: Pool, part: Reservation, caller: Caller) -> bool:
+    """Whether the caller may give it back; of one that outlived its whole the project decides."""
+    if part.within:
+        whole = pool.reservations[part.within]
+        return caller.is_operator or bool(caller.label and caller.label == whole.owner)
+    own = caller.project
+    return caller.is_operator or (own is not None and part.project.startswith(f"{own}."))
+
+
 def _project(asked: PartRequest, whole: Reservation, caller: Caller) -> str:
     project = asked.project or whole.project
     own = caller.project
@@ -154,7 +163,17 @@ def part_routes(grant_service: GrantService) -> APIRouter:
         if part is None:
             raise not_found("part", owner)
         why = f"{owner} gave its part of reservation {whole.id} back"
-        await carried_out(grant_service, lambda: pool.parts.give_back(name, owner, why))
+        await carried_out(grant_service, lambda: pool.parts.give_back(part.id, why))
+        return reservation_view(pool, part)
+
+    @routes.delete("/parts/{owner}", tags=["reservations"], responses=CHANGE_PROBLEMS)
+    async def give_any_part_back(owner: Name, caller: OperatorOrTenant) -> ReservationView:
+        """The same for whoever does not know which reservation it is of, or outlived."""
+        part = pool.parts.anywhere(owner)
+        if part is None or not _is_own(pool, part, caller):
+            raise not_found("part", owner)
+        why = f"{owner} gave its part back"
+        await carried_out(grant_service, lambda: pool.parts.give_back(part.id, why))
         return reservation_view(pool, part)
 
     return routes

@@ -49,8 +49,10 @@ class Accounts:
         self._section = section or ProjectsSection()
 
     def of(self, requester: Requester) -> Account:
-        """The account of a client of this host: its guest's, else its user's, else a group's."""
+        """The account of a client of this host: its claim's, guest's, user's or a group's."""
         section = self._section
+        if requester.claim:
+            return Account((requester.claim.project,), requester.claim.label)
         kinds: list[tuple[str, Mapping[str, list[str]], Callable[[str], bool]]]
         if requester.domain_uuid:
             kinds = [

@@ -114,14 +114,14 @@ def test_what_runs_on_a_part_ends_with_it_and_is_booked_until_then(bench: PoolBe
     keep(bench, "claim-1", (A0, 4000, 50))
     granted = draw(bench, "claim-1")
     assert isinstance(granted, Granted)
-    decisions = bench.pool.parts.give_back("whole", "claim-1", "its claim is gone")
+    decisions = bench.pool.parts.give_back("part-claim-1", "its claim is gone")
     assert [(order.node, order.grant_id) for order in decisions.ends] == [("a", granted.grant.id)]
     with pytest.raises(Impossible, match="0 MiB and 0 % free"):
         keep(bench, "claim-2", (A0, 4000, 50))
     bench.pool.lifecycle.release(granted.grant.id, decisions.ends[0].why)
     keep(bench, "claim-2", (A0, 4000, 50))
     with pytest.raises(Unknown):
-        bench.pool.parts.give_back("whole", "claim-1", "again")
+        bench.pool.parts.give_back("part-claim-1", "again")
 
 
 def test_what_cannot_have_parts_says_why(bench: PoolBench) -> None:
@@ -163,7 +163,7 @@ def test_parts_are_on_their_projects_accounts(bench: PoolBench) -> None:
     assert quotas.held("k8s") == Held(1, 2500, 30)
     again = bench.restarted().pool.quotas
     assert (again.held("k8s.red"), again.held("k8s")) == (Held(1, 1500, 10), Held(1, 2500, 30))
-    bench.pool.parts.give_back("whole", "claim-1", "over")
+    bench.pool.parts.give_back("part-claim-1", "over")
     assert (quotas.held("k8s.red"), quotas.held("k8s")) == (Held(), Held(1, 4000, 40))
 
 
@@ -199,7 +199,7 @@ def test_whatever_is_asked_the_books_are_those_of_a_fresh_start(steps: Any) -> N
     for owner, memory_mib, percent, back in steps:
         try:
             if back:
-                bench.pool.parts.give_back("whole", owner, "over")
+                bench.pool.parts.give_back(f"part-{owner}", "over")
             else:
                 keep(bench, owner, (A0, memory_mib, percent), project=f"k8s.{owner}")
         except (Impossible, Unknown):

@@ -79,15 +79,14 @@ class ReservationParts:
         self._ledger.event("reservation.made", part.id, text)
         return part, self._progress.after(Decisions())
 
-    def give_back(self, whole_id: str, owner: str, why: str) -> Decisions:
+    def give_back(self, part_id: str, why: str) -> Decisions:
         """A part goes, and what runs on it ends. Raises Unknown where there is none.
 
         What its servers have not ended yet is booked on the whole until they have.
         """
-        whole = self._ledger.reservations.records.get(whole_id)
-        part = self.named(whole, owner) if whole else None
-        if part is None:
-            raise Unknown("part", owner)
+        part = self._ledger.reservations.records.get(part_id)
+        if part is None or part.state is not ReservationState.HELD:
+            raise Unknown("part", part_id)
         decisions = Decisions()
         end = End(EndCause.CHANNEL_REMOVED, why)
         for grant in self.drawing_on(part):
@@ -118,6 +117,13 @@ class ReservationParts:
     def of(self, whole: Reservation) -> list[Reservation]:
         """The parts that live."""
         return self._ledger.reservations.parts_of(whole)
+
+    def anywhere(self, owner: str) -> Reservation | None:
+        """The part that lives for this label, of whichever reservation; one that outlived it, too.
+
+        A label has parts of one reservation only, unless it is asked for of several.
+        """
+        return next(iter(self._ledger.reservations.owned(OwnerKind.LABEL, owner)), None)
 
     def drawing_on(self, part: Reservation) -> list[Grant]:
         """The live grants that use a part."""
