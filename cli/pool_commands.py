@@ -201,6 +201,9 @@ def list_sessions(
     every: Everything = False,
     node: OfNode = None,
     project: OfProject = None,
+    container: Annotated[
+        str | None, typer.Option("--container", help="of a container, by how its id begins")
+    ] = None,
     controller: Address = None,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -209,7 +212,7 @@ def list_sessions(
         "/sessions",
         "sessions",
         state="all" if every else "live",
-        **given(node=node, project=project),
+        **given(node=node, project=project, container=container),
     )
     if output.show_data(answer, output_format):
         return
@@ -326,6 +329,8 @@ def _state(session: dict[str, Any]) -> str:
 def _client(session: dict[str, Any]) -> str:
     if session["domain_name"]:
         return f"domain {session['domain_name']}"
+    if container := session.get("container"):  # a controller of before does not know it
+        return str(container["name"])
     if session["channel"] == "tcp" or not session["client_pid"]:
         return str(session["host"])
     return f"pid {session['client_pid']}@{session['host']}"

@@ -8,10 +8,21 @@ container's own word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
 
 #: How much of an identifier is shown: as much as podman and docker show.
 SHORT = 12
+
+
+class ClientKind(StrEnum):
+    """What a host knows a client by: a user of its own, a VM, a container, a network address."""
+
+    USER = "user"
+    VM = "vm"
+    CONTAINER = "container"
+    ADDRESS = "address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,11 @@ class Container:
     def name(self) -> str:
         """As tables and logs show it: "podman 3f2a9c81d0b7"."""
         return f"{self.engine or 'container'} {self.id[:SHORT]}" if self.id else ""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As fields of the controller's record of a session: container_id, container_engine, …"""
+        return {f"container_{name}": value for name, value in asdict(self).items()}
 
 
 #: What is no container.

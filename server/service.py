@@ -14,11 +14,17 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.config.places import Places
 from sluice.config.server import ServerConfig
 from sluice.server.claims.listener import ClaimsListener
 from sluice.server.claims.service import Claims
+from sluice.server.containers.admission import Admission
+from sluice.server.containers.devices import ContainerDevices
+from sluice.server.containers.identity import ContainerIdentities
+from sluice.server.containers.sockets import ContainerSockets
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.node_side import NodeParts, NodeSide
 from sluice.server.controller.orders import ServerSide
@@ -33,7 +39,7 @@ from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
 from sluice.server.listeners.data_port import DataPort
-from sluice.server.listeners.unix_socket import UnixListener
+from sluice.server.listeners.unix_socket import UnixListener, local_places
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
@@ -108,7 +114,6 @@ class Server:
         if nvml_beside(driver.path):
             self._run(self._watch_use(driver).run())
         self._open_unix_socket()
-        self._open_claims()
         if section.enable_kvm:
             self._serve_guests(starter)
         self._open_metrics(driver)
@@ -119,6 +124,7 @@ class Server:
             await self._metrics_listener.close()
         if self._guests:
             await self._guests.close()
+        await self._container_sockets.close()
         await self._unix_listener.close()
         await self._claims_listener.close()
         await self._claims.close()
@@ -137,6 +143,7 @@ class Server:
     def _make_parts(self, driver: Driver) -> WorkerStarter:
         """Everything that sessions need, before any of it is heard or asked."""
         config, section, log_dir = self._config, self._config.server, self._config.log.log_dir
+        self._devices = ContainerDevices(config.containers)
         libraries = library_folders(section, driver)
         starter = WorkerStarter(config, WorkerFiles(section.run_dir), libraries)
         self._workers = WarmWorkers(
@@ -158,7 +165,7 @@ class Server:
             starter,
             log_dir,
             throttle=config.throttle.enable_computation_throttle,
-            accounts=Accounts(config.projects),
+            accounts=Accounts(config.projects, self._devices),
             code_cache=code_cache(section),
         )
         self._share_out(driver, starter)
@@ -253,11 +260,20 @@ class Server:
 
     def _open_unix_socket(self) -> None:
         section, path = self._config.server, self._config.client_socket
-        self._unix_listener = UnixListener(
-            path, self._lifecycle, section.arena_mib, socket.gethostname()
+        places, host, identities = local_places(), socket.gethostname(), ContainerIdentities()
+
+        def listener(path: Path, admission: Admission) -> UnixListener:
+            return UnixListener(path, self._lifecycle, section.arena_mib, host, admission, places)
+
+        self._unix_listener = listener(path, Admission(identities, self._devices))
+        self._container_sockets = ContainerSockets(
+            section.run_dir, self._devices, identities, listener
         )
+        self._open_claims(identities, places)
         if not section.enable_shm:
             return
+        if self._config.containers.enable:
+            self._container_sockets.open()
         try:
             self._unix_listener.open()
         except OSError as error:
@@ -266,10 +282,12 @@ class Server:
                 "to a place that the server may write"
             ) from None
 
-    def _open_claims(self) -> None:
+    def _open_claims(self, identities: ContainerIdentities, places: Places) -> None:
         """For Kubernetes: claims that it places have sockets of their own."""
         section = self._config.server
-        self._claims = Claims(section.run_dir, self._lifecycle, section.arena_mib)
+        self._claims = Claims(
+            section.run_dir, self._lifecycle, section.arena_mib, identities, places
+        )
         self._claims_listener = ClaimsListener(section.run_dir, self._claims)
         if not section.enable_shm:
             return

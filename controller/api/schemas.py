@@ -8,6 +8,7 @@ are ISO 8601 in UTC, memory is in MiB, compute in percent. Fields are added, nev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
 from sluice.protocol import frames
 from sluice.resources import vgpu_request
+from sluice.resources.container import Container
 from sluice.resources.ends import End, EndCause, cause_name
 from sluice.resources.vgpu_request import I32, Sharing
 
@@ -135,6 +137,19 @@ class GrantView(BaseModel):
     mode: Literal["reserved", "on-demand"]
 
 
+class ContainerView(BaseModel):
+    """The container that a client process is in, as its host's kernel says."""
+
+    id: str
+    engine: str = Field(description="docker, podman, containerd, cri-o, kubernetes, lxc, namespace")
+    pod: str = Field(description="the UID of its Kubernetes pod; empty: of none")
+    owner_uid: int = Field(description="the host's user whose engine it is; 0: root's")
+    device: str = Field(
+        description="the CDI device that it was given (`sluice.io/vgpu=`); empty: none"
+    )
+    name: str = Field(description="as tables show it")
+
+
 class SessionView(BaseModel):
     """A client process that uses a grant."""
 
@@ -158,6 +173,10 @@ class SessionView(BaseModel):
     disconnected_since: datetime | None = Field(
         description="since when its client has had no connection to it; null: it has one"
     )
+    owner_kind: Literal["user", "vm", "container", "address"] = Field(
+        description="what its host knows its client by"
+    )
+    container: ContainerView | None = Field(description="null: its client is in none")
 
 
 class NodeList(Page):
@@ -419,6 +438,10 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
     )
 
 
+def _container(found: Container) -> ContainerView | None:
+    return ContainerView(**asdict(found), name=found.name) if found else None
+
+
 def session_view(session: model.Session) -> SessionView:
     """A session as JSON."""
     return SessionView(
@@ -444,4 +467,6 @@ def session_view(session: model.Session) -> SessionView:
             if session.disconnected_since is not None and session.end is None
             else None
         ),
+        owner_kind=session.client_kind.value,
+        container=_container(session.container),
     )

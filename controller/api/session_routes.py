@@ -55,6 +55,9 @@ def session_routes(grant_service: GrantService, service: PoolService) -> APIRout
         project: str | None = None,
         channel: str | None = None,
         host: str | None = None,
+        container: Annotated[
+            str | None, Query(description="a container's id, or how it begins")
+        ] = None,
         limit: Limit = DEFAULT_LIMIT,
         marker: Marker = None,
     ) -> schemas.SessionList:
@@ -70,6 +73,7 @@ def session_routes(grant_service: GrantService, service: PoolService) -> APIRout
                 and grant_id in (None, session.grant_id)
                 and channel in (None, session.channel)
                 and host in (None, session.host)
+                and (container is None or session.container_id.startswith(container or "-"))
                 and project in (None, _project_of(pool, session))
                 and caller.sees(_project_of(pool, session))
             )

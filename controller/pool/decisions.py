@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sluice.controller.pool.model import GpuMode, Grant, Session, Vgpu
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.container import NO_CONTAINER, Container
 from sluice.resources.ends import End
 from sluice.resources.vgpu_request import VgpuRequest
 
@@ -42,6 +43,7 @@ class GrantRequest(VgpuRequest):
     may_preempt: bool | None = None  # that its requester's token says; None: as its project
     reservation: str = ""  # it is not a process: this reservation wants its vGPUs
     relay: bool = False  # what its node can never give it may be another's: its server relays
+    container: Container = NO_CONTAINER  # that its client is in
     one_node: bool = False  # its client can have a session on one node only, whatever it asks for
 
     def is_relayed_from(self, node: str) -> bool:

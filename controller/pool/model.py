@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
+from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
 from sluice.resources.vgpu_request import Mode as Mode
@@ -320,6 +321,32 @@ class Session:
     relay: str = ""  # the node beside the client whose server relays it; empty: none does
     #: Its client has had no connection to it; None: it has one.
     disconnected_since: float | None = None
+    #: The container that its client is in; empty: in none.
+    container_id: str = ""
+    container_engine: str = ""
+    container_pod: str = ""
+    container_owner_uid: int = 0
+    container_device: str = ""
+
+    @property
+    def container(self) -> Container:
+        """The container that its client is in."""
+        return Container(
+            self.container_id,
+            self.container_engine,
+            self.container_pod,
+            self.container_owner_uid,
+            self.container_device,
+        )
+
+    @property
+    def client_kind(self) -> ClientKind:
+        """What it is that its host knows its client by."""
+        if self.domain_uuid or self.domain_name:
+            return ClientKind.VM
+        if self.container_id:
+            return ClientKind.CONTAINER
+        return ClientKind.USER if self.channel in ("shm", "relay") else ClientKind.ADDRESS
 
     @property
     def end(self) -> End | None:

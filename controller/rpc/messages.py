@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sluice.config.log_ids import request_id
@@ -17,6 +18,7 @@ from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
+from sluice.resources.container import Container
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 
@@ -183,6 +185,7 @@ def assignment_message(
         all_vgpus=len(grant.vgpus) if grant.spans_nodes else 0,
         first_vgpu=first,
         others=others,
+        container=container_message(session.container),
         **_client_fields(session),
     )
 
@@ -199,6 +202,18 @@ def _client_fields(known: rpc.SessionReport | rpc.GrantRequest | model.Session) 
     }
 
 
+def container_of(message: rpc.Container) -> Container:
+    """The container that a server names."""
+    return Container(
+        message.id, message.engine, message.pod, message.owner_uid, device=message.device
+    )
+
+
+def container_message(container: Container) -> rpc.Container | None:
+    """The same for a server; None where there is none."""
+    return rpc.Container(**asdict(container)) if container else None
+
+
 def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
     """A session that a server reports."""
     session = model.Session(
@@ -212,6 +227,7 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         chosen=tuple(message.chosen),
         relay=message.relay,
         disconnected_since=message.disconnected_since or None,
+        **container_of(message.container).fields,
         **_client_fields(message),
     )
     return ReportedSession(
@@ -260,6 +276,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         sharing=Sharing.heard(message.sharing),
         relay=message.relay,
         one_node=True,
+        container=container_of(message.container),
         **_client_fields(message),
     )
 

@@ -138,6 +138,16 @@ MIGRATIONS = (
     """
     ALTER TABLE sessions ADD COLUMN disconnected_since REAL;
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN container_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_engine TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_pod TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN container_owner_uid INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN container_device TEXT NOT NULL DEFAULT '';
+    """,
+    """
+    ALTER TABLE reservations ADD COLUMN within TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

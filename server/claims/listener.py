@@ -21,7 +21,7 @@ from typing import Any
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.vgpu_request import RequestError
-from sluice.server.claims.service import Claims, TooManyClaims, as_answer
+from sluice.server.claims.service import Claims, NoPlaceForClaim, as_answer
 from sluice.server.claims.terms import read_terms, read_uid
 from sluice.server.listeners.accepting import Listener, uid_of
 
@@ -75,7 +75,7 @@ class ClaimsListener:
             if _uid(connected) not in (0, os.geteuid()):
                 raise RequestError("user", str(_uid(connected)), "only root may ask here")
             answer = await self._answer(line)
-        except (ValueError, TooManyClaims, OSError) as error:
+        except (ValueError, NoPlaceForClaim, OSError) as error:
             text = "%s: refused: %s"
             PEERS.warning("claims' socket", uid_of(connected), text, self._path.name, error)
             answer = {"error": str(error)}

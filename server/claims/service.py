@@ -20,13 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sluice.config.places import Places
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.container import Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import RequestError
 from sluice.server.claims.terms import ClaimTerms, read_terms
+from sluice.server.containers.admission import Admission
+from sluice.server.containers.given_folder import GivenFolder
+from sluice.server.containers.identity import ContainerIdentities
 from sluice.server.listeners.peers import Peer
 from sluice.server.listeners.unix_socket import UnixListener
 from sluice.server.sessions.lifecycle import SessionLifecycle
-from sluice.server.sessions.open_session import OpenSession
+from sluice.server.sessions.open_session import OpenSession, RefusalError
 from sluice.server.sessions.records import Requester
 
 log = logging.getLogger("sluice.server")
@@ -36,33 +42,72 @@ SOCKET = "socket/server.sock"  # the folder of it is what containers have, as /r
 RECORD = "claim.json"
 #: Kubernetes has no node with more pods than 1,000 or so.
 MOST_CLAIMS = 4096
+#: sun_path without its final zero byte.
+LONGEST_SOCKET_PATH = 107
 
 
-class TooManyClaims(Exception):
+class NoPlaceForClaim(Exception):
     """There is no place for another; the text says what to do."""
+
+
+class ClaimAdmission(Admission):
+    """Lets in whose container was given the claim's folder: a socket can be passed, a mount not."""
+
+    def __init__(self, identities: ContainerIdentities, terms: ClaimTerms, folder: Path) -> None:
+        super().__init__(identities)
+        self._terms = terms
+        self._folder = GivenFolder(folder)
+
+    def container_of(self, peer: Peer) -> Container:
+        """The peer's container; raises RefusalError, PeerGone."""
+        found = super().container_of(peer)
+        if not self._folder.is_given_to(peer.pid):
+            raise RefusalError(
+                CudaStatus.NOT_PERMITTED,
+                f"this process is in no container that has claim {self._terms.name}, by whose "
+                "socket it came: name the claim in the container's resources.claims",
+            )
+        return found
 
 
 class ClaimSocket(UnixListener):
     """A claim's socket: as the host's own, and whoever comes by it is of the claim."""
 
     def __init__(
-        self, terms: ClaimTerms, path: Path, lifecycle: SessionLifecycle, arena_mib: int
+        self,
+        terms: ClaimTerms,
+        path: Path,
+        lifecycle: SessionLifecycle,
+        arena_mib: int,
+        identities: ContainerIdentities,
+        places: Places,
     ) -> None:
-        super().__init__(path, lifecycle, arena_mib, terms.name)
+        admission = ClaimAdmission(identities, terms, path.parent)
+        super().__init__(path, lifecycle, arena_mib, terms.name, admission, places)
         self._terms = terms
 
     def take(self, terms: ClaimTerms) -> None:
         """Whoever comes from now on has these."""
         self._terms = terms
 
-    def _requester(self, peer: Peer, asked: OpenSession) -> Requester:
-        return replace(super()._requester(peer, asked), claim=self._terms)
+    def _requester(self, peer: Peer, asked: OpenSession, container: Container) -> Requester:
+        return replace(super()._requester(peer, asked, container), claim=self._terms)
 
 
 class Claims:
     """Every claim that is prepared on this host."""
 
-    def __init__(self, run_dir: Path, lifecycle: SessionLifecycle, arena_mib: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        lifecycle: SessionLifecycle,
+        arena_mib: int,
+        identities: ContainerIdentities,
+        places: Places,
+    ) -> None:
+        """`places` are those of all local clients."""
+        self._identities = identities
+        self._places = places
         self._folder = run_dir / FOLDER
         self._lifecycle = lifecycle
         self._arena_mib = arena_mib
@@ -91,17 +136,22 @@ class Claims:
     def prepare(self, terms: ClaimTerms) -> tuple[ClaimTerms, Path]:
         """Lets a claim's processes in; its terms with the job's token, and its socket's folder.
 
-        Asked again, it answers the same, with the terms as they are now. Raises TooManyClaims,
+        Asked again, it answers the same, with the terms as they are now. Raises NoPlaceForClaim,
         OSError.
         """
         known = self._terms.get(terms.uid)
         if known is None and len(self._terms) >= MOST_CLAIMS:
-            raise TooManyClaims(
+            raise NoPlaceForClaim(
                 f"this host has {MOST_CLAIMS} claims: release those that are over, see "
                 f"{self._folder}"
             )
         terms = replace(terms, job=known.job if known else secrets.token_hex(16))
         if terms != known or terms.uid not in self._sockets:
+            path = self._folder / terms.uid / SOCKET
+            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+                raise NoPlaceForClaim(
+                    f"{path} is too long for a socket: set [server] run_dir to a shorter one"
+                )
             self._write(terms)
             self._listen(terms)
             log.info("claim %s (%s): prepared, %s", terms.uid, terms.name, terms.label)
@@ -146,7 +196,9 @@ class Claims:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o755)  # whichever user the container runs as
         path.parent.parent.chmod(0o711)
-        listener = ClaimSocket(terms, path, self._lifecycle, self._arena_mib)
+        listener = ClaimSocket(
+            terms, path, self._lifecycle, self._arena_mib, self._identities, self._places
+        )
         listener.open()
         self._sockets[terms.uid] = listener
 

@@ -47,9 +47,11 @@ class Listener:
         turn_away: Callable[[socket.socket, str], None] | None = None,
         privileged: str = "",
         kept: int = 0,
+        places: Places | None = None,
     ) -> None:
-        self._places = Places(most, most_of_owner, kept=kept)
-        self._tells_apart = most_of_owner is not None
+        """`places`: those that it shares with other listeners, instead of some of its own."""
+        self._places = Places(most, most_of_owner, kept=kept) if places is None else places
+        self._tells_apart = places is not None or most_of_owner is not None
         self._owner_of = owner_of or _by_address
         self._turn_away = turn_away
         self._privileged = privileged

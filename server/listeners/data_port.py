@@ -24,6 +24,7 @@ from sluice.config.log_ids import bound
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.container import Container
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant, OtherNode
@@ -106,6 +107,7 @@ class Expected:
             client_uid=assignment.client_uid,
             domain_uuid=assignment.domain_uuid,
             domain_name=assignment.domain_name,
+            container=assignment.container,
             relay=assignment.relay,
             started=time.time(),
             priority=assignment.priority,
@@ -328,6 +330,8 @@ class DataPort:
             requester.pid, requester.uid = assignment.client_pid, assignment.client_uid
             requester.domain_uuid = assignment.domain_uuid
             requester.domain_name = assignment.domain_name
+            c = assignment.container
+            requester.container = Container(c.id, c.engine, c.pod, c.owner_uid, c.device)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         keyless = without_key(asked)

@@ -7,6 +7,7 @@ process for ever, so a pid that was reused is never mistaken for the client that
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import logging
@@ -17,6 +18,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.server.workers.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES
+
 log = logging.getLogger("sluice.server")
 
 SO_PEERGROUPS = 59  # Linux 4.13
@@ -24,6 +27,8 @@ SO_PEERPIDFD = 77  # Linux 6.5; Python's socket module does not name it yet
 
 MOST_GROUPS = 65536  # NGROUPS_MAX of Linux
 USUAL_GROUPS = 64  # for whom the first question has room
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -87,6 +92,32 @@ def peer_of(connected: socket.socket) -> Peer:
         os.close(pidfd)
         raise
     return Peer(pid, uid, gid, started, pidfd, _groups_of(connected))
+
+
+def ask_for_senders(listener: socket.socket) -> None:
+    """From now on the kernel says with each packet who sent it; connections inherit that."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+
+def receive_from(connected: socket.socket) -> tuple[bytes, list[int], int]:
+    """One packet, the descriptors beside it, which the caller closes, and its sender's pid.
+
+    0: the kernel does not say. A process may name another one only where it may kill that anyway.
+    """
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(
+        MAX_DESCRIPTORS * descriptors.itemsize
+    )
+    packet, ancillary, _, _ = connected.recvmsg(MAX_PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    sender = 0
+    for level, kind, data in ancillary:
+        if level != socket.SOL_SOCKET:
+            continue
+        if kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
+            sender, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+        elif kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return packet, list(descriptors), sender
 
 
 def _groups_of(connected: socket.socket) -> tuple[int, ...]:

@@ -4,7 +4,9 @@
 Started by server.service. One task serves one connection: it reads OpenSession, has the session
 opened, and passes the memfd and the worker's pidfd to the client. Anything wrong is answered with
 an OpenReply. The client's death is learned from its pidfd, also while it still waits for a grant.
-A session keeps its connection's place, and a user has only some of them.
+A session keeps its connection's place, and a user has only some of them. Containers come by sockets
+of their own, one for each CDI device (containers.sockets), or by the host's if somebody mounts it;
+which container it is, the kernel says in either case (containers.identity).
 """
 
 from __future__ import annotations
@@ -21,12 +23,22 @@ from pathlib import Path
 
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.config.places import Places
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import ChannelKind
+from sluice.resources.container import Container
 from sluice.resources.ends import End, EndCause
+from sluice.server.containers.admission import Admission
 from sluice.server.listeners.accepting import Listener, uid_of
 from sluice.server.listeners.peer_waits import unless_gone
-from sluice.server.listeners.peers import Peer, PeerGone, peer_of, user_domain
+from sluice.server.listeners.peers import (
+    Peer,
+    PeerGone,
+    ask_for_senders,
+    peer_of,
+    receive_from,
+    user_domain,
+)
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     BadOpen,
@@ -37,7 +49,6 @@ from sluice.server.sessions.open_session import (
 )
 from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import Requester, Session
-from sluice.server.workers.packets import receive
 from sluice.server.workers.session_start import SharedRegion
 
 log = logging.getLogger("sluice.server")
@@ -53,11 +64,30 @@ SLOT_OVERHEAD_MIB = 8
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+def local_places() -> Places:
+    """Those of the host's processes and containers."""
+    return Places(MOST_CONNECTIONS, MOST_OF_USER, kept=KEPT_FOR_ROOT)
+
+
 class UnixListener:
     """Listens on one Unix socket."""
 
-    def __init__(self, path: Path, lifecycle: SessionLifecycle, arena_mib: int, host: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lifecycle: SessionLifecycle,
+        arena_mib: int,
+        host: str,
+        admission: Admission | None = None,
+        places: Places | None = None,
+    ) -> None:
+        """`admission`: whom it serves, the host's processes if there is none.
+
+        `places` are shared by the sockets that have the same.
+        """
         self._path = path
+        self._admission = admission or Admission()
+        self._places = local_places() if places is None else places
         self._lifecycle = lifecycle
         self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
         self._host = host
@@ -72,6 +102,7 @@ class UnixListener:
         try:
             listener.bind(str(self._path))
             self._path.chmod(0o666)
+            ask_for_senders(listener)
             listener.listen(128)
         except OSError:
             listener.close()
@@ -81,11 +112,10 @@ class UnixListener:
             str(self._path),
             MOST_CONNECTIONS,
             self._serve,
-            most_of_owner=MOST_OF_USER,
-            owner_of=uid_of,
+            places=self._places,
+            owner_of=self._admission.owner_of,
             turn_away=_turn_away,
             privileged="uid 0",
-            kept=KEPT_FOR_ROOT,
         )
         log.info("local clients: %s", self._path)
 
@@ -105,15 +135,20 @@ class UnixListener:
             return
         try:
             await self._serve_peer(connected, peer)
+        except PeerGone:
+            text = "pid %d ended before it was served"
+            PEERS.info("Unix socket: gone", f"uid {peer.uid}", text, peer.pid)
         finally:
             os.close(peer.pidfd)
 
     async def _serve_peer(self, connected: socket.socket, peer: Peer) -> None:
         try:
-            frame = await asyncio.wait_for(_receive(connected), FIRST_FRAME_SECONDS)
+            frame = await asyncio.wait_for(_receive(connected, peer.pid), FIRST_FRAME_SECONDS)
             if not frame:
                 return
-            asked = parse_open_session(frame)
+            # once its request is read: what is closed with that unread loses the answer
+            container = self._admission.container_of(peer)
+            asked = self._admission.within(parse_open_session(frame), peer, container)
             if asked.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
                 raise BadOpen(
                     CudaStatus.NOT_SUPPORTED,
@@ -132,14 +167,15 @@ class UnixListener:
             )
             _reply(connected, refusal.status, 0, refusal.message)
             return
+        requester = self._requester(peer, asked, container)
         if asked.holds_job:
-            await self._hold(connected, peer, asked)
+            await self._hold(connected, requester, asked)
             return
         for older in self._lifecycle.of_process(peer.pid, peer.start_time):
             if older.replaced:
                 why = End(EndCause.CLIENT_ENDED, "its process started another program")
                 self._lifecycle.end(older, why)
-        session = await self._open(connected, peer, asked)
+        session = await self._open(connected, requester, asked)
         if session is None:
             return
         # nothing more is said on this connection, and its closing is no end: a process that opens
@@ -147,7 +183,7 @@ class UnixListener:
         await _until_closed(connected)
         session.replaced = True
 
-    def _requester(self, peer: Peer, asked: OpenSession) -> Requester:
+    def _requester(self, peer: Peer, asked: OpenSession, container: Container) -> Requester:
         return Requester(
             channel="shm",
             host=self._host,
@@ -158,23 +194,26 @@ class UnixListener:
             pidfd=peer.pidfd,
             user_domain=user_domain(peer),
             groups=(peer.gid, *peer.groups),
+            container=container,
         )
 
-    async def _hold(self, connected: socket.socket, peer: Peer, asked: OpenSession) -> None:
-        part = self._lifecycle.part_of(asked, self._requester(peer, asked))
+    async def _hold(
+        self, connected: socket.socket, requester: Requester, asked: OpenSession
+    ) -> None:
+        part = self._lifecycle.part_of(asked, requester)
         if part is None:
             return
         self._lifecycle.holds.begin(part)
         _reply(connected, CudaStatus.NOT_READY, 0, "the job is held")
         with contextlib.suppress(PeerGone):
-            await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
+            await unless_gone(asyncio.create_task(_until_closed(connected)), requester.pidfd)
         # a server that stops does not get here, and does not say that the launcher has ended
         self._lifecycle.holds.end(part)
 
     async def _open(
-        self, connected: socket.socket, peer: Peer, asked: OpenSession
+        self, connected: socket.socket, requester: Requester, asked: OpenSession
     ) -> Session | None:
-        memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        memory = os.memfd_create(f"sluice-{requester.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, self._region_bytes)
             # the client gets it too, and must not shorten it under the worker
@@ -184,13 +223,13 @@ class UnixListener:
                 _reply(connected, CudaStatus.NOT_READY, 0, line)
 
             channel = SharedRegion(memory, self._region_bytes)
-            request = SessionRequest(asked, self._requester(peer, asked), channel)
+            request = SessionRequest(asked, requester, channel)
             opening = asyncio.create_task(self._lifecycle.open(request, tell))
             try:
-                session = await unless_gone(opening, peer.pidfd)
+                session = await unless_gone(opening, requester.pidfd)
             except PeerGone:
                 text = "pid %d ended before its session was open"
-                PEERS.info("Unix socket: gone", f"uid {peer.uid}", text, peer.pid, often=OFTEN)
+                PEERS.info("Unix socket: gone", requester.owner, text, requester.pid, often=OFTEN)
                 return None
             except RefusalError as refusal:
                 _reply(connected, refusal.status, 0, refusal.message)
@@ -214,12 +253,16 @@ async def _until_closed(connected: socket.socket) -> None:
         pass
 
 
-async def _receive(connected: socket.socket) -> bytes:
-    """One packet, b"" at the end; descriptors that a client sends are closed unseen."""
+async def _receive(connected: socket.socket, connector: int = 0) -> bytes:
+    """One packet, b"" at the end; descriptors that a client sends are closed unseen.
+
+    Raises RefusalError where another process than `connector` has sent it: the connection was
+    passed on, and whoever has it now is not who it was made for.
+    """
     loop = asyncio.get_running_loop()
     while True:
         try:
-            packet, descriptors = receive(connected)
+            packet, descriptors, sender = receive_from(connected)
         except BlockingIOError:
             readable = loop.create_future()
             loop.add_reader(connected, _wake, readable)
@@ -232,6 +275,12 @@ async def _receive(connected: socket.socket) -> bytes:
             return b""
         for descriptor in descriptors:
             os.close(descriptor)
+        if connector and packet and sender != connector:
+            raise RefusalError(
+                CudaStatus.NOT_PERMITTED,
+                "the connection to sluice-server was made by another process than the one that "
+                "uses it: connect in the process itself",
+            )
         return packet
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import os
 import pwd
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sluice.config.server_projects import ProjectsSection
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.server.containers.devices import ContainerDevices
 from sluice.server.sessions.open_session import RefusalError
 from sluice.server.sessions.records import Requester
 
@@ -43,16 +45,38 @@ class Account:
 
 
 class Accounts:
-    """What [projects] says."""
+    """What [projects] says, and for containers [containers]."""
 
-    def __init__(self, section: ProjectsSection | None = None) -> None:
+    def __init__(
+        self, section: ProjectsSection | None = None, devices: ContainerDevices | None = None
+    ) -> None:
         self._section = section or ProjectsSection()
+        self._devices = devices or ContainerDevices()
 
     def of(self, requester: Requester) -> Account:
-        """The account of a client of this host: its claim's, guest's, user's or a group's."""
-        section = self._section
+        """The account of a client of this host: its claim's, guest's, user's, else a group's.
+
+        A container's is what its device says; else that of the user whose engine it is, and of
+        root's engines' containers, whose users are none of this host's, [containers] projects.
+        """
         if requester.claim:
             return Account((requester.claim.project,), requester.claim.label)
+        account = self._of_container(requester) if requester.container else None
+        account = account or self._of_host(requester)
+        device = self._devices.of(requester.container.device)
+        if device is None:
+            return account
+        projects = (device.project,) if device.project else account.projects
+        return Account(projects, device.label or account.label)
+
+    def _of_container(self, requester: Requester) -> Account | None:
+        """None: that of the user whose container it is."""
+        if requester.container.owner_uid:
+            return None
+        return Account(tuple(self._devices.section.projects) or (self._section.default,))
+
+    def _of_host(self, requester: Requester) -> Account:
+        section = self._section
         kinds: list[tuple[str, Mapping[str, list[str]], Callable[[str], bool]]]
         if requester.domain_uuid:
             kinds = [
@@ -60,9 +84,12 @@ class Accounts:
             ]
         else:
             # the file's groups are looked up, not the process's: these may be 65,536
-            groups = frozenset(requester.groups)
+            uid = requester.container.owner_uid or requester.uid
+            groups = frozenset(
+                groups_of(uid) if requester.container.owner_uid else requester.groups
+            )
             kinds = [
-                ("user", section.users, set(_user_names(requester.uid)).__contains__),
+                ("user", section.users, set(_user_names(uid)).__contains__),
                 ("group", section.groups, lambda name: not groups.isdisjoint(_group_ids(name))),
             ]
         projects = next(
@@ -95,6 +122,15 @@ def _user_names(uid: int) -> Iterator[str]:
     yield str(uid)
     with contextlib.suppress(KeyError):  # of a container: this host has only its number
         yield pwd.getpwuid(uid).pw_name
+
+
+def groups_of(uid: int) -> list[int]:
+    """The groups of a user of this host, by its data base; none where it does not know the user."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return []
+    return os.getgrouplist(user.pw_name, user.pw_gid)
 
 
 def _group_ids(name: str) -> Iterator[int]:

@@ -168,7 +168,7 @@ class SessionLifecycle:
         """The part in a job that a client of this host asks for."""
         if not asked.job:
             return None
-        domain = trust_domain(self._node, requester)
+        domain = asked.job_domain or trust_domain(self._node, requester)
         return JobPart(asked.job, domain, asked.job_processes, asked.chosen)
 
     def adopt(self, session: Session, status: Message) -> None:

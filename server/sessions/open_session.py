@@ -64,6 +64,7 @@ class OpenSession:
     program: str
     raw: bytes = field(repr=False)  # the fixed part, without the job's token
     job: str = ""  # what the token stands for
+    job_domain: str = ""  # who presents it, where that is not the requester's user
     job_processes: int = 0
     chosen: tuple[int, ...] = ()  # of the job's vGPUs; none named: all
 

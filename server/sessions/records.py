@@ -16,6 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from sluice.protocol.frames import MAX_RATIO_PERCENT
+from sluice.resources.container import NO_CONTAINER, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Mode, Sharing
 from sluice.rpc import pool_pb2 as rpc
@@ -62,6 +63,7 @@ class Requester:
     relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
     claim: ClaimTerms | None = None  # by whose socket it came
+    container: Container = NO_CONTAINER  # of a local process
 
     def copy(self) -> Requester:
         """The same with a pidfd of its own, which close() closes; raises OSError."""
@@ -91,7 +93,7 @@ class Requester:
             return f"claim {self.claim.uid}"
         if self.by_network:
             return f"node {self.relay}" if self.relay else self.host
-        return f"uid {self.uid}"
+        return owner_of(self.container, self.uid)
 
     def report(self) -> dict[str, Any]:
         """The fields of the messages that say whose a session is."""
@@ -103,6 +105,7 @@ class Requester:
             "client_uid": self.uid,
             "domain_uuid": self.domain_uuid,
             "domain_name": self.domain_name,
+            "container": rpc.Container(**asdict(self.container)) if self.container else None,
         }
 
     def describe(self) -> str:
@@ -116,6 +119,8 @@ class Requester:
             return f"{self.program or 'a program'} at {self.host}{by}"
         of = f" of claim {self.claim.name}" if self.claim else ""
         return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{of}"
+        inside = f" in {self.container.name}" if self.container else ""
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{inside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,23 @@ def trust_domain(node: str, requester: Requester) -> str:
     if requester.claim:
         return f"claim {node} {requester.claim.uid}"
     if requester.user_domain:
-        return f"user {node} {requester.user_domain}"
+        return f"user {node} {requester.user_domain}{_in_container(requester)}"
     return f"process {node} {requester.pid} {requester.start_time}"
+
+
+def owner_of(container: Container, uid: int) -> str:
+    """Whose a local process is, for what is bounded by that.
+
+    A rootless container is its user's doing, one of root's engine its own.
+    """
+    if container and not container.owner_uid:
+        return f"container {container.id}"
+    return f"uid {container.owner_uid or uid}"
+
+
+def _in_container(requester: Requester) -> str:
+    # engines can leave a container the host's own namespaces
+    return f" {requester.container.key}" if requester.container else ""
 
 
 @dataclass(slots=True)
@@ -237,7 +257,7 @@ class Session:
         if self.requester.domain_uuid:
             domains.add(f"vm {self.requester.domain_uuid}")
         elif self.requester.user_domain:
-            domains.add(f"user {self.requester.user_domain}")
+            domains.add(f"user {self.requester.user_domain}{_in_container(self.requester)}")
         return frozenset(domains)
 
     def report(self) -> rpc.SessionReport:
@@ -285,6 +305,7 @@ class Session:
                 "user_domain": requester.user_domain,
                 "relay": requester.relay,
                 **({"claim": requester.claim.to_record()} if requester.claim else {}),
+                "container": asdict(requester.container),
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,
@@ -315,8 +336,9 @@ def largest_share(vgpus: Iterable[GrantedVgpu]) -> int:
 def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:
     """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
     asker = dict(record["asker"])
-    claim = asker.pop("claim", None)
-    requester = Requester(**asker, claim=read_terms(claim) if claim else None)
+    asker["container"] = Container(**asker.get("container", {"id": ""}))
+    asker["claim"] = read_terms(asker["claim"]) if asker.get("claim") else None
+    requester = Requester(**asker)
     if requester.pid and requester.channel == "shm":
         try:
             requester.pidfd = open_process(requester.pid, requester.start_time)

@@ -4,24 +4,27 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from claim_asker import ask_claims
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
+from given_folder import with_folder
 from holder import Holder
 from network_program import built
 
 VECTOR_ADD = str(Path(__file__).resolve().parents[2] / "build" / "programs" / "vector_add")
 
 needs_native = pytest.mark.skipif(
-    not (built() and Path(VECTOR_ADD).exists()),
-    reason="the native part or the programs are not built",
+    not (built() and Path(VECTOR_ADD).exists() and os.geteuid() == 0),
+    reason="the native part or the programs are not built, or this is not root, who may mount",
 )
 
 
@@ -55,11 +58,35 @@ class Claims:
     def release(self, uid: str) -> dict[str, Any]:
         return ask_claims(self.run_dir, {"release": {"uid": uid, "why": "the pod is gone"}})
 
+    @property
+    def place(self) -> Path:
+        """Where containers have the folder of their claim."""
+        found = self.plane.folder / "given"
+        found.mkdir(exist_ok=True)
+        return found
+
     def environment(self, claim: Any) -> dict[str, str]:
         return self.plane.program_environment(
             SLUICE_CHANNEL="shm",
-            SLUICE_SERVER_SOCKET=f"{claim['folder']}/server.sock",
+            SLUICE_SERVER_SOCKET=f"{self.place}/server.sock",
             SLUICE_JOB=claim["job"],
+        )
+
+    def run(self, claim: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+        """vector_add in the claim's container."""
+        return subprocess.run(
+            with_folder([VECTOR_ADD], claim["folder"], self.place),
+            env={**self.environment(claim), **environment},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def hold(self, claim: Any) -> Holder:
+        return Holder(
+            self.environment(claim),
+            lambda command: with_folder(command, claim["folder"], self.place),
         )
 
     def _told(self, answer: httpx.Response) -> Any:
@@ -68,20 +95,15 @@ class Claims:
 
 
 @pytest.fixture
-def claims(plane: ControlPlane) -> Claims:
-    return Claims(plane)
-
-
-def run(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [VECTOR_ADD], env=environment, capture_output=True, text=True, timeout=90, check=False
-    )
+def claims(short_path: Path) -> Iterator[Claims]:
+    with running(short_path) as plane:
+        yield Claims(plane)
 
 
 @needs_native
 def test_a_claims_program_computes_on_the_claims_part(claims: Claims) -> None:
     claim = claims.prepare()
-    ran = run(claims.environment(claim))
+    ran = claims.run(claim)
     assert ran.returncode == 0, ran.stderr
     assert "wrong 0" in ran.stdout
     [grant] = claims.plane.rest.get("/grants", params={"state": "all"}).json()["grants"]
@@ -99,8 +121,7 @@ def test_what_a_process_says_of_itself_gets_it_no_more(claims: Claims) -> None:
         {"SLUICE_RATIO": "60"},
         {"SLUICE_PROJECT": "default"},
     ):
-        environment = {**claims.environment(claim), "SLUICE_JOB": "", "SLUICE_WAIT": "0", **said}
-        ran = run(environment)
+        ran = claims.run(claim, **{"SLUICE_JOB": "", "SLUICE_WAIT": "0", **said})
         assert ran.returncode != 0, (said, ran.stdout)
     assert claims.plane.rest.get("/grants").json()["grants"] == []
 
@@ -108,23 +129,33 @@ def test_what_a_process_says_of_itself_gets_it_no_more(claims: Claims) -> None:
 @needs_native
 def test_the_processes_of_a_claim_share_its_grant_and_others_do_not_join(claims: Claims) -> None:
     first, second = claims.prepare(), claims.prepare()
-    holders = [Holder(claims.environment(first)) for _ in range(2)]
+    holders = [claims.hold(first) for _ in range(2)]
     for holder in holders:
         assert holder.work() == 0
     [grant] = claims.plane.grants()
     assert len(claims.plane.sessions()) == 2
     # another claim's process shows the first one's token: it is of another domain
-    stolen = {**claims.environment(second), "SLUICE_JOB": first["job"], "SLUICE_WAIT": "0"}
-    assert run(stolen).returncode != 0
+    assert claims.run(second, SLUICE_JOB=first["job"], SLUICE_WAIT="0").returncode != 0
     assert [each["id"] for each in claims.plane.grants()] == [grant["id"]]
     for holder in holders:
         holder.kill()
 
 
 @needs_native
+def test_who_was_not_given_the_claims_folder_is_refused(claims: Claims) -> None:
+    claim, other = claims.prepare(), claims.prepare()
+    # as if a descriptor of the socket, or its path, had been passed to another container
+    socket = f"{claim['folder']}/server.sock"
+    ran = claims.run(other, SLUICE_SERVER_SOCKET=socket, SLUICE_JOB=claim["job"])
+    assert ran.returncode != 0
+    assert "in no container that has claim red/claim" in ran.stderr
+    assert claims.plane.grants() == []
+
+
+@needs_native
 def test_release_ends_what_runs_and_leaves_nothing(claims: Claims) -> None:
     claim = claims.prepare()
-    holder = Holder(claims.environment(claim))
+    holder = claims.hold(claim)
     assert holder.work() == 0
     assert claims.release(claim["uid"]) == {"released": True}
     wait_for(lambda: not claims.plane.session_worker_pids(), message="the worker to end")
@@ -140,7 +171,7 @@ def test_release_ends_what_runs_and_leaves_nothing(claims: Claims) -> None:
 @needs_native
 def test_giving_the_part_back_ends_what_runs(claims: Claims) -> None:
     claim = claims.prepare()
-    holder = Holder(claims.environment(claim))
+    holder = claims.hold(claim)
     assert holder.work() == 0
     answer = claims.plane.rest.delete(f"/parts/claim-{claim['uid']}")
     assert answer.status_code == 200, answer.text
@@ -154,13 +185,13 @@ def test_giving_the_part_back_ends_what_runs(claims: Claims) -> None:
 @needs_native
 def test_claims_and_their_sessions_outlive_the_server(claims: Claims) -> None:
     claim = claims.prepare()
-    holder = Holder(claims.environment(claim))
+    holder = claims.hold(claim)
     assert holder.work() == 0
     claims.plane.stop("server", signal.SIGKILL)
     claims.plane.start_server()
     assert ask_claims(claims.run_dir, {"list": {}}) == {"claims": {claim["uid"]: "red/claim"}}
     assert holder.work() == 0
-    ran = run(claims.environment(claim))  # joins the job of before
+    ran = claims.run(claim)  # joins the job of before
     assert ran.returncode == 0, ran.stderr
     assert len(ask_claims(claims.run_dir, {"sessions": {"uid": claim["uid"]}})["sessions"]) == 1
     claims.release(claim["uid"])

@@ -155,6 +155,7 @@ class GrantLedger:
             request_id=request.request_id,
             chosen=request.chosen,
             relay=request.node if relayed else "",
+            **request.container.fields,
         )
         self.add_session(session)
         return session

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from sluice.controller.pool.decisions import GrantRequest
+from sluice.resources.container import NO_CONTAINER
 
 #: The last is an arrival, or of what was moved any place between two.
 Order = tuple[float, float, Fraction | int]
@@ -227,6 +228,7 @@ def alike(request: GrantRequest) -> GrantRequest:
         client_pid=0,
         client_uid=0,
         domain_name="",
+        container=NO_CONTAINER,
         preempt=False,
         max_priority=None,
         may_preempt=None,
