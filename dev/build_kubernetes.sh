@@ -28,12 +28,12 @@ alone() { if [ -n "${SLUICE_BUILD_LOCK:-}" ]; then flock "$SLUICE_BUILD_LOCK" "$
 build() { # MODULE PROGRAM PACKAGE [PACKAGE to compile before…, a step each]
   local module=$1 program=$2 package=$3 stamp started=$SECONDS
   shift 3
-  stamp=$(cat "$sources/$module"/go.* "$sources/$module"/*.go "$0" 2>/dev/null | sha256sum | cut -c1-16)
+  stamp=$({ cat "$sources/$module"/go.* "$sources/$module"/*.go 2>/dev/null; echo "$link"; } | sha256sum | cut -c1-16)
   [ -x "$target/$program" ] && [ "$(cat "$target/.$program" 2>/dev/null)" = "$stamp" ] && return
   cd "$sources/$module"
   "$go" mod download
-  for part in "$@"; do alone nice -n 15 "$go" build -ldflags "$link" "$part"; done
-  alone nice -n 15 "$go" build -ldflags "$link" -o "$target/$program" "$package"
+  for part in "$@"; do alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -ldflags "$link" "$part"; done
+  alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -ldflags "$link" -o "$target/$program" "$package"
   echo "$stamp" >"$target/.$program"
   echo "built $program in $((SECONDS - started)) s, $(du -m "$target/$program" | cut -f1) MB"
 }

@@ -86,7 +86,7 @@ class KubernetesRig:
         self.down()
         if KUBELET.exists() and not MINE.exists():
             raise RigError(f"{KUBELET} belongs to a kubelet of this machine")
-        for folder in (self.log, self._pki, self.cdi, RUN / "images", RUN / "containerd"):
+        for folder in (self.log, self._pki, self.cdi, RUN / "images", RUN / "cni"):
             folder.mkdir(parents=True, exist_ok=True)
         (KUBELET / "device-plugins").mkdir(parents=True, exist_ok=True)
         MINE.touch()
@@ -311,6 +311,23 @@ class KubernetesRig:
                     "prioritizeVerb: prioritize, weight: 1, nodeCacheCapable: true}\n"
                 )
             (RUN / source.name).write_text(text)
+        # without a network plugin the node is not ready, though the pods are on the host's network
+        network = {
+            "cniVersion": "0.4.0",
+            "name": "rig",
+            "plugins": [
+                {
+                    "type": "ptp",
+                    "ipMasq": False,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": str(RUN / "cni-ipam"),
+                        "ranges": [[{"subnet": "10.88.0.0/24"}]],
+                    },
+                }
+            ],
+        }
+        (RUN / "cni" / "10-rig.conflist").write_text(json.dumps(network))
 
     def _import_own_images(self) -> None:
         self.load_image("localhost/pause:rig", {"pause": PROGRAMS / "pause"}, entrypoint="/pause")
