@@ -32,7 +32,8 @@ build() { # MODULE PROGRAM PACKAGE [PACKAGE to compile before…, a step each]
   [ -x "$target/$program" ] && [ "$(cat "$target/.$program" 2>/dev/null)" = "$stamp" ] && return
   cd "$sources/$module"
   "$go" mod download
-  for part in "$@"; do alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -ldflags "$link" "$part"; done
+  echo "building $program"
+  for part in "$@"; do echo "compiling $part" && alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -ldflags "$link" "$part"; done
   alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -ldflags "$link" -o "$target/$program" "$package"
   echo "$stamp" >"$target/.$program"
   echo "built $program in $((SECONDS - started)) s, $(du -m "$target/$program" | cut -f1) MB"

@@ -70,9 +70,16 @@ class ClusterPool:
         self._token("viewer.token", role="viewer")
         self._token("cluster.token", role="tenant", project=LABEL, label=LABEL)
         plane.start_server()
+        self.begin()
+
+    def begin(self) -> None:
+        """What is reserved, and the parts."""
         self.whole = self.reserve(4, 1000, 25)
-        for name, account in (("node", "sluice-node"), ("controller", "sluice-controller")):
-            token = self.rig.kubectl("-n", "sluice", "create", "token", account).strip()
+        for name, account, place in (
+            ("node", "sluice-node", "sluice-node"),
+            ("controller", "sluice-controller", "sluice"),
+        ):
+            token = self.rig.kubectl("-n", place, "create", "token", account).strip()
             self.rig.write_kubeconfig(self.folder / f"{name}.kubeconfig", token)
             self._configure(name)
             self.start_part(name)
@@ -188,8 +195,8 @@ cdi_dir = {self.rig.cdi}
     def wait_for_slices(self) -> None:
         """Until what is reserved is published, and the kubelet has the plugin."""
         wait_for(lambda: any(s.get("devices") for s in self.slices()), 120, self.state)
-        log = self.folder / "node.out"
-        wait_for(lambda: "has registered" in log.read_text(), 120, self.state)
+        registered = Path("/var/lib/kubelet/plugins_registry") / f"{DRIVER}-reg.sock"
+        wait_for(registered.exists, 120, self.state)
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Makes objects, all at once."""
