@@ -36,6 +36,8 @@ from sluice.pool_client.errors import PoolError, Refused
 log = logging.getLogger("sluice.kubernetes")
 
 RETRY_SECONDS = 1.0
+#: Changes of the pool that come together are published together.
+SETTLE_SECONDS = 0.5
 #: Kinds of the pool's events after which slices may be others.
 _TELLING = ("reservation.", "node.", "gpu.")
 
@@ -213,6 +215,7 @@ class KubernetesController:
     async def _publish_once(self) -> None:
         self._changed.clear()
         await self._publisher.publish()
+        await asyncio.sleep(SETTLE_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), self._section.publish_seconds)
 

@@ -75,8 +75,6 @@ class ReservationParts:
         part.node = first.node
         self._ledger.reservations.add(part)
         self._reserving.hold(part, wanted)
-        text = f"{part.owner} has {len(wanted)} vGPU(s) of reservation {whole.id}"
-        self._ledger.event("reservation.made", part.id, text)
         return part, self._progress.after(Decisions())
 
     def give_back(self, part_id: str, why: str) -> Decisions:

@@ -120,7 +120,12 @@ class Reserving:
         self._ledger.reservations.index(reservation)
         self._ledger.changes.append(replace(reservation))
         where = ", ".join(sorted({str(slot.key) for slot in slots}))
-        self._ledger.event("reservation.held", reservation.id, f"{len(slots)} vGPU(s) on {where}")
+        text = f"{len(slots)} vGPU(s) on {where}"
+        if reservation.within:
+            text = f"{reservation.owner}: {text}, of reservation {reservation.within}"
+            self._ledger.event("part.made", reservation.id, text)
+        else:
+            self._ledger.event("reservation.held", reservation.id, text)
 
     def end(self, reservation: Reservation, reason: str) -> None:
         """It goes; grants that draw on it stay, on the pool's own account, and so do its parts.
@@ -149,7 +154,10 @@ class Reserving:
         for grant in {grant.id: grant for grant in drawing}.values():
             self._ledger.move_to_pool(grant, reservation.within)
         self._ledger.changes.append(replace(reservation))
-        self._ledger.event("reservation.ended", reservation.id, reason)
+        if reservation.within:
+            self._ledger.event("part.ended", reservation.id, reason)
+        else:
+            self._ledger.event("reservation.ended", reservation.id, reason)
 
     def resize(
         self, reservation: Reservation, count: int, memory_mib: int, compute_percent: int
