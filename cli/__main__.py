@@ -16,6 +16,7 @@ import typer
 
 from sluice.cli import (
     ca_commands,
+    cdi_commands,
     completion,
     event_commands,
     health_commands,
@@ -64,6 +65,7 @@ app.command("drain")(operation_commands.drain)
 app.command("undrain")(operation_commands.undrain)
 app.add_typer(token_commands.app, name="token")
 app.add_typer(ca_commands.app, name="ca")
+app.add_typer(cdi_commands.app, name="cdi")
 app.command("top")(top_command.top)
 app.command("events")(event_commands.events)
 app.command("alerts")(event_commands.alerts)

@@ -41,6 +41,8 @@ CONTAINER_JOB = "0" * 32
 #: What a name may be, by the CDI specification (0.3.0) and a bit less.
 DEVICE_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
+#: What tells programs of musl images why they find no CUDA (packaging/musl_notice.py).
+_MUSL_PATH = "libexec/musl/ld-musl-x86_64.path"
 _NEEDED = (
     "lib/libcuda.so.1",
     "lib/libcudart.so.12",
@@ -135,12 +137,15 @@ def specification(bundle: str, devices: Sequence[CdiDevice], kind: str = KIND) -
     if not devices:
         raise CdiError("there is no device to describe")
     library = f"{BUNDLE_IN_CONTAINER}/lib"
+    mounts = [Mount(bundle, BUNDLE_IN_CONTAINER)]
+    if (Path(bundle) / _MUSL_PATH).exists():  # a bundle of before has none
+        mounts.append(Mount(f"{bundle}/{_MUSL_PATH}", f"/etc/{Path(_MUSL_PATH).name}"))
     variables = {"LD_AUDIT": f"{library}/libsluice-audit.so", "TRITON_LIBCUDA_PATH": library}
     return {
         "cdiVersion": CDI_VERSION,
         "kind": kind,
         "devices": [device.entry() for device in devices],
-        "containerEdits": _edits([Mount(bundle, BUNDLE_IN_CONTAINER)], variables),
+        "containerEdits": _edits(mounts, variables),
     }
 
 

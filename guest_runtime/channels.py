@@ -108,7 +108,7 @@ def check_socket(path: Path) -> Finding:
 
 def check_regions(pci_devices: Path) -> Finding:
     """The ivshmem devices of this machine; the best finding of them."""
-    devices = [device for device in sorted(pci_devices.glob("*")) if _is_ivshmem(device)]
+    devices = [device for device in sorted(pci_devices.glob("*")) if is_ivshmem(device)]
     if not devices:
         return bad(
             "ivshmem",
@@ -119,7 +119,8 @@ def check_regions(pci_devices: Path) -> Finding:
     return next((f for f in findings if f.verdict is Verdict.OK), findings[0])
 
 
-def _is_ivshmem(device: Path) -> bool:
+def is_ivshmem(device: Path) -> bool:
+    """Whether a PCI device, by its folder in sysfs, is a shared memory device."""
     try:
         ids = [(device / name).read_text().strip() for name in ("vendor", "device")]
     except OSError:

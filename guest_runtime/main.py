@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `sluice` command of the guest bundle: `run`, `check`, `doctor`, `support-bundle`, `enrol`.
+"""The `sluice` command of the guest bundle: run, check, doctor, support-bundle, enrol, cdi.
 
 Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
 `check` belongs to the program. A command loads what it needs and no more: `run` stands before every
@@ -29,6 +29,8 @@ usage: sluice run [OPTIONS] CMD [ARGUMENT...]
                                       in a VM of vSphere or OpenStack: get its token, as root
        sluice enrol --controller HOST:PORT --secret-file FILE [--ca FILE]
                                       anywhere, with a one-time secret of an operator
+       sluice cdi generate | list     as root: what container engines add to containers that get
+                                      a vGPU (--device sluice.io/vgpu=all)
        sluice version
 
 SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD
@@ -62,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .enrol import enrol
 
         return enrol(words)
+    if verb == "cdi":
+        from .cdi import cdi_command
+
+        return cdi_command(words)
     if verb in ("version", "--version"):
         print(f"sluice {VERSION}")
         return 0

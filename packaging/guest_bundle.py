@@ -25,6 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from musl_notice import musl_files
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 PARTS = CHECKOUT / "packaging" / "guest"
 NAME = "sluice-guest-x86_64"
@@ -131,7 +133,7 @@ def stripped(path: Path) -> bytes:
 
 def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
     """Every file of the bundle: name → (mode, content)."""
-    files = dict(native)
+    files = {**native, **musl_files()}
     for name in ("sluice", "sluice-run"):
         files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
     for name in ("sluice-pci-setup", "sluice-loader"):

@@ -14,6 +14,7 @@ from typing import Any
 
 #: How much of an identifier is shown: as much as podman and docker show.
 SHORT = 12
+ID_DIGITS = 64
 
 
 class ClientKind(StrEnum):
@@ -55,7 +56,8 @@ class Container:
     @property
     def name(self) -> str:
         """As tables and logs show it: "podman 3f2a9c81d0b7"."""
-        return f"{self.engine or 'container'} {self.id[:SHORT]}" if self.id else ""
+        short = self.id[:SHORT] if len(self.id) == ID_DIGITS else self.id
+        return f"{self.engine or 'container'} {short}" if self.id else ""
 
     @property
     def fields(self) -> dict[str, Any]:

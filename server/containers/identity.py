@@ -114,7 +114,7 @@ class ContainerIdentities:
                     break
         finally:
             os.close(at)
-        return Container(f"pid-namespace-{inode}", "namespace", owner_uid=owner)
+        return Container(f"pid-{inode}", "namespace", owner_uid=owner)
 
     def _owner(self, folder: Path) -> int:
         """The host's user who made the process's outermost user namespace below the server's."""

@@ -146,7 +146,7 @@ class UnixListener:
             frame = await asyncio.wait_for(_receive(connected, peer.pid), FIRST_FRAME_SECONDS)
             if not frame:
                 return
-            # once its request is read: what is closed with that unread loses the answer
+            # read first: what closes with something unread takes its answer back
             container = self._admission.container_of(peer)
             asked = self._admission.within(parse_open_session(frame), peer, container)
             if asked.channel not in (ChannelKind.AUTO, ChannelKind.SHM):

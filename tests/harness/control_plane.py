@@ -111,6 +111,7 @@ class ControlPlane:
         tls: dict[str, Any] | None = None,
         server_tls: dict[str, Any] | None = None,
         projects: dict[str, Any] | None = None,
+        containers: dict[str, Any] | None = None,
         native: dict[str, Any] | None = None,
         throttle: dict[str, Any] | None = None,
         token_file: Path | None = None,
@@ -167,6 +168,7 @@ class ControlPlane:
             },
             tls=server_tls or {},
             projects=projects or {},
+            **({"containers": containers} if containers else {}),
             native=native or {},
             health=health or {},
             server={
