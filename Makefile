@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console and not rdma" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not kubernetes and not console and not rdma" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -55,6 +55,9 @@ test-openstack: build/.openstack programs native guest-bundle ## instances with 
 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
 	$(PY) -m pytest -q -m guest_images tests/guest_images
+
+test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGPUs on a real Kubernetes of one node (built here from Go modules)
+	$(PY) -m pytest -q --durations=8 -m kubernetes tests/kubernetes
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
@@ -166,6 +169,11 @@ build/.images: build/.packages dev/make_guest_roots.sh tests/guest_images/requir
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)
 	$(PY) dev/install_requirements.py vsphere
 	dev/build_vsphere_simulator.sh $(VENV) build/vsphere-simulator
+	@touch $@
+
+build/.kubernetes: build/.base dev/build_kubernetes.sh $(wildcard tests/rigs/kubernetes/programs/* tests/rigs/kubernetes/programs/*/*)
+	dev/install_debian.sh kubernetes
+	dev/build_kubernetes.sh $(VENV) build/kubernetes
 	@touch $@
 
 build/.console: build/.base dev/fetch_axe.sh tests/console/requirements.txt

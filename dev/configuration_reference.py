@@ -23,6 +23,7 @@ from sluice.config.controller import ControllerConfig
 from sluice.config.ini import bounds_of
 from sluice.config.server import ServerConfig
 from sluice.config.vsphere import VsphereConfig
+from sluice.kubernetes.configuration import KubernetesConfig
 from sluice.nova_driver.configuration import OpenStackConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "controller.conf": ControllerConfig,
     "vsphere.conf": VsphereConfig,
     "openstack.conf": OpenStackConfig,
+    "kubernetes.conf": KubernetesConfig,
 }
 CLIENT = "client.conf"
 EXAMPLE_HEAD = """\

@@ -4,7 +4,8 @@
 # `install_debian.sh demo` for `make demo` (`demo-host` without its guest), `build` for the build and the tests without
 # guests, `rig` for guests under libvirt too,
 # `console` for Chromium,
-# `rdma` for soft RoCE in guests, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
+# `rdma` for soft RoCE in guests, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in, `kubernetes` for
+# a cluster of one node.
 set -eu
 compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev libibverbs-dev"
 build="$compile git libgtest-dev etcd-server libvirt-clients libxml2-utils"
@@ -12,6 +13,7 @@ rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu busybo
 rdma="$build $rig rdma-core ibverbs-providers python3-pyverbs"
 packages="dpkg-dev rpm"
 console="$build chromium fonts-dejavu-core"
+kubernetes="$build runc containernetworking-plugins busybox-static procps util-linux iproute2 openssl"
 images="$packages mmdebstrap cpio dosfstools"
 case ${1:-build} in
 demo-host) wanted=$compile ;;
@@ -22,7 +24,8 @@ console) wanted=$console ;;
 rdma) wanted=$rdma ;;
 packages) wanted=$packages ;;
 images) wanted=$images ;;
-*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images" >&2; exit 2 ;;
+kubernetes) wanted=$kubernetes ;;
+*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images|kubernetes" >&2; exit 2 ;;
 esac
 missing=
 for package in $wanted; do

@@ -23,6 +23,7 @@ PACKAGE = CHECKOUT / "python"
 COMMANDS = {
     "sluice": "sluice.cli",
     "sluice-controller": "sluice.controller",
+    "sluice-kubernetes": "sluice.kubernetes",
     "sluice-server": "sluice.server",
     "sluice-vsphere": "sluice.hypervisor.vsphere",
 }

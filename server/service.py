@@ -17,7 +17,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.config.places import Places
 from sluice.config.server import ServerConfig
+from sluice.server.claims.listener import ClaimsListener
+from sluice.server.claims.service import Claims
 from sluice.server.containers.admission import Admission
 from sluice.server.containers.devices import ContainerDevices
 from sluice.server.containers.identity import ContainerIdentities
@@ -123,6 +126,8 @@ class Server:
             await self._guests.close()
         await self._container_sockets.close()
         await self._unix_listener.close()
+        await self._claims_listener.close()
+        await self._claims.close()
         await self._data_port.close()
         for task in list(self._tasks):
             task.cancel()
@@ -264,6 +269,7 @@ class Server:
         self._container_sockets = ContainerSockets(
             section.run_dir, self._devices, identities, listener
         )
+        self._open_claims(identities, places)
         if not section.enable_shm:
             return
         if self._config.containers.enable:
@@ -274,6 +280,25 @@ class Server:
             raise StartError(
                 f"{path} cannot be opened ({error.strerror}); set [server] socket_path or run_dir "
                 "to a place that the server may write"
+            ) from None
+
+    def _open_claims(self, identities: ContainerIdentities, places: Places) -> None:
+        """For Kubernetes: claims that it places have sockets of their own."""
+        section = self._config.server
+        self._claims = Claims(
+            section.run_dir, self._lifecycle, section.arena_mib, identities, places
+        )
+        self._claims_listener = ClaimsListener(section.run_dir, self._claims)
+        if not section.enable_shm:
+            return
+        try:
+            self._claims.open()
+            self._claims_listener.open()
+        except OSError as error:
+            where = error.filename or section.run_dir
+            raise StartError(
+                f"claims cannot be served: {where}: {error.strerror}; set [server] run_dir to a "
+                "place that the server may write"
             ) from None
 
     def _open_metrics(self, driver: Driver) -> None:

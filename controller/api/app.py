@@ -34,6 +34,7 @@ from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.node_routes import node_routes
 from sluice.controller.api.people_routes import people_routes
+from sluice.controller.api.part_routes import part_routes
 from sluice.controller.api.pool_routes import pool_routes
 from sluice.controller.api.queue_routes import queue_routes
 from sluice.controller.api.quota_routes import quota_routes
@@ -90,6 +91,7 @@ def build_app(
         enrolment_routes(access.enrolments, grant_service.pool, access.tokens.wall),
         enrolment_batch_routes(access.enrolments, grant_service.pool, access.tokens.wall),
         reservation_routes(grant_service),
+        part_routes(grant_service),
         quota_routes(grant_service),
         queue_routes(grant_service),
         usage_routes(grant_service),

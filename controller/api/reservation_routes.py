@@ -89,6 +89,7 @@ class ReservationView(BaseModel):
     origin: str
     sharing: Sharing
     generation: int
+    within: str = Field(description="the reservation that it is a part of; empty: none")
 
 
 class ReservationList(Page):
@@ -147,6 +148,7 @@ def reservation_view(pool: Pool, reservation: Reservation) -> ReservationView:
         origin=reservation.origin,
         sharing=reservation.sharing,
         generation=reservation.generation,
+        within=reservation.within,
     )
 
 

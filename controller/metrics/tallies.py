@@ -184,6 +184,8 @@ class PoolTallies:
             self.ended[session.cause] += 1
 
     def _take_reservation(self, reservation: Reservation) -> None:
+        if reservation.within:  # is counted with the reservation that it is a part of
+            return
         if before := self._reservations.pop(reservation.id, None):
             _count(self.reservations, before[0], -1)
             self.reserved = self.reserved.plus(before[1], -1)

@@ -421,6 +421,7 @@ class Reservation:
     reason: str = ""
     origin: str = ""  # the adapter that keeps it, such as vsphere.dc1; empty: people do
     sharing: Sharing = Sharing.AUTO  # AUTO: as pool and server say
+    within: str = ""  # the reservation that it is a part of, and whose room it has; empty: none
 
 
 @dataclass(slots=True)

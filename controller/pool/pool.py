@@ -53,6 +53,7 @@ from sluice.controller.pool.queue.requests import Requests
 from sluice.controller.pool.queue.scheduling import Scheduler
 from sluice.controller.pool.reservations.machines import Machines
 from sluice.controller.pool.reservations.operations import ReservationOperations
+from sluice.controller.pool.reservations.parts import ReservationParts
 from sluice.controller.pool.reservations.reserving import request_of
 from sluice.controller.pool.view import PoolView
 from sluice.resources.vgpu_request import Sharing
@@ -137,6 +138,7 @@ class Pool(PoolView):
             node_timeout_seconds=node_timeout_seconds,
         )
         self.reserving = ReservationOperations(ledger, scheduler, progress)
+        self.parts = ReservationParts(ledger, fleet, scheduler.reserving, progress)
         self.limits = QuotaOperations(ledger, progress)
         self.switching = GpuOperations(modes, progress)
         self.native_gpus = attachments  # its steps move nothing else of the pool

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the package sluice.rpc from the .proto files beside this script.
+"""Generates the package sluice.rpc from the .proto files beside this script and the kubelet's.
 
 Called by dev/python_layout.py for a checkout and by CMakeLists.txt here for a wheel. It owns
 <out>/sluice/rpc and writes it only when a .proto file is newer. grpcio-tools carries its own
@@ -15,12 +15,14 @@ import tempfile
 from pathlib import Path
 
 PROTO_FOLDER = Path(__file__).resolve().parent
+#: The kubelet's, which Kubernetes publishes as files and not as a package of Python.
+KUBELET_FOLDER = PROTO_FOLDER.parent.parent / "kubernetes" / "proto"
 
 
 def generate(out: Path) -> None:
     """Writes <out>/sluice/rpc/*_pb2.py, *_pb2_grpc.py and, where possible, *.pyi."""
     package = out / "sluice" / "rpc"
-    sources = sorted(PROTO_FOLDER.glob("*.proto"))
+    sources = [*sorted(PROTO_FOLDER.glob("*.proto")), *sorted(KUBELET_FOLDER.glob("*.proto"))]
     newest = max(path.stat().st_mtime for path in [*sources, Path(__file__)])
     stamp = package / ".generated"
     if stamp.exists() and stamp.stat().st_mtime >= newest:
@@ -48,7 +50,9 @@ def generate(out: Path) -> None:
         status = protoc.main(arguments + [str(inputs / source.name) for source in sources])
     if status != 0:
         raise SystemExit(f"protoc ended with status {status} for {PROTO_FOLDER}/*.proto")
-    (package / "__init__.py").write_text('"""Generated from controller/proto; never edit."""\n')
+    (package / "__init__.py").write_text(
+        '"""Generated from controller/proto and kubernetes/proto; never edit."""\n'
+    )
     (package / "py.typed").write_text("")
     stamp.touch()
 

@@ -156,6 +156,9 @@ MIGRATIONS = (
     ALTER TABLE sessions ADD COLUMN container_owner_uid INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN container_device TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN within TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

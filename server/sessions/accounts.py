@@ -55,11 +55,13 @@ class Accounts:
         self._devices = devices or ContainerDevices()
 
     def of(self, requester: Requester) -> Account:
-        """The account of a client of this host: its guest's, else its user's, else a group's.
+        """The account of a client of this host: its claim's, guest's, user's, else a group's.
 
         A container's is what its device says; else that of the user whose engine it is, and of
         root's engines' containers, whose users are none of this host's, [containers] projects.
         """
+        if requester.claim:
+            return Account((requester.claim.project,), requester.claim.label)
         account = self._of_container(requester) if requester.container else None
         account = account or self._of_host(requester)
         device = self._devices.of(requester.container.device)

@@ -18,8 +18,9 @@ from typing import Any
 from sluice.protocol.frames import MAX_RATIO_PERCENT
 from sluice.resources.container import NO_CONTAINER, Container
 from sluice.resources.ends import End, EndCause
-from sluice.resources.vgpu_request import Sharing
+from sluice.resources.vgpu_request import Mode, Sharing
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.claims.terms import ClaimTerms, read_terms
 from sluice.server.controller.link import GrantedVgpu, OtherNode
 from sluice.server.listeners.peers import PeerGone, open_process
 from sluice.server.sessions.logs import SessionLog
@@ -61,6 +62,7 @@ class Requester:
     user_domain: str = ""  # of a local process (peers.user_domain)
     relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
+    claim: ClaimTerms | None = None  # by whose socket it came
     container: Container = NO_CONTAINER  # of a local process
 
     def copy(self) -> Requester:
@@ -87,6 +89,8 @@ class Requester:
         """Whose doing it is, for what is bounded by that: a guest, a node, an address or a user."""
         if self.domain_name:
             return f"domain {self.domain_name}"
+        if self.claim:
+            return f"claim {self.claim.uid}"
         if self.by_network:
             return f"node {self.relay}" if self.relay else self.host
         return owner_of(self.container, self.uid)
@@ -113,6 +117,8 @@ class Requester:
         if self.by_network:
             by = f", relayed by node {self.relay}" if self.relay else ""
             return f"{self.program or 'a program'} at {self.host}{by}"
+        of = f" of claim {self.claim.name}" if self.claim else ""
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{of}"
         inside = f" in {self.container.name}" if self.container else ""
         return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{inside}"
 
@@ -143,6 +149,8 @@ def trust_domain(node: str, requester: Requester) -> str:
     """Whose processes may belong to one job with this one: its VM's, or its user's on this host."""
     if requester.domain_uuid:
         return f"vm {requester.domain_uuid}"
+    if requester.claim:
+        return f"claim {node} {requester.claim.uid}"
     if requester.user_domain:
         return f"user {node} {requester.user_domain}{_in_container(requester)}"
     return f"process {node} {requester.pid} {requester.start_time}"
@@ -296,6 +304,7 @@ class Session:
                 "domain_name": requester.domain_name,
                 "user_domain": requester.user_domain,
                 "relay": requester.relay,
+                **({"claim": requester.claim.to_record()} if requester.claim else {}),
                 "container": asdict(requester.container),
             },
             "relayed_to": self.relayed_to,
@@ -328,6 +337,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
     """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
     asker = dict(record["asker"])
     asker["container"] = Container(**asker.get("container", {"id": ""}))
+    asker["claim"] = read_terms(asker["claim"]) if asker.get("claim") else None
     requester = Requester(**asker)
     if requester.pid and requester.channel == "shm":
         try:
@@ -377,12 +387,13 @@ def grant_request(
     relay: bool = False,
 ) -> rpc.GrantRequest:
     """What the controller is asked for a client of this host."""
+    claim = requester.claim
     return rpc.GrantRequest(
         node=node,
-        vgpu_count=asked.request.count or 1,
+        vgpu_count=asked.request.count or (claim.count if claim else 1),
         memory_mib=asked.request.memory_mib,
         compute_percent=asked.request.compute_percent,
-        priority=asked.request.priority,
+        priority=claim.priority if claim else asked.request.priority,
         wait_seconds=asked.request.wait_seconds,
         local_only=True,
         cross_node=asked.request.cross_node,
@@ -391,7 +402,7 @@ def grant_request(
         gpu_architecture=asked.request.gpu_architecture,
         labels=[rpc.Label(name=name, value=value) for name, value in asked.request.labels],
         preempt=asked.request.preempt,
-        mode=asked.request.mode,
+        mode=Mode.RESERVED if claim else asked.request.mode,
         sharing=asked.request.sharing.said,
         project=project,
         owner_label=owner_label,

@@ -46,7 +46,7 @@ def test_the_keys_of_services_are_those_of_their_readers() -> None:
         if place in TABLES:
             assert first_cells(TABLES[place]) == list(section.model_fields), place
         else:  # the same section as another file's, and the page says so
-            assert place in ("vsphere.conf [log]", "openstack.conf [log]")
+            assert place in ("vsphere.conf [log]", "openstack.conf [log]", "kubernetes.conf [log]")
             assert section in documented
     places = {place for place, _ in SECTIONS}
     assert {p for p in TABLES if not p.startswith("client.conf")} <= places

@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_holder
@@ -18,10 +19,15 @@ import cuda_holder
 class Holder:
     """The process, which is ready when this is made."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        started_by: Callable[[list[str]], list[str]] = lambda command: command,
+    ) -> None:
+        """`started_by`: what the command becomes, such as one in namespaces of its own."""
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(cuda_holder.__file__))],
+            started_by([sys.executable, str(Path(cuda_holder.__file__))]),
             env=environment,
             stdin=pipe,
             stdout=pipe,

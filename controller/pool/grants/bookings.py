@@ -22,7 +22,7 @@ from sluice.controller.pool.model import (
     UsageShare,
     Vgpu,
 )
-from sluice.controller.pool.projects.quotas import Held, Quotas
+from sluice.controller.pool.projects.quotas import NOTHING, Held, Quotas
 from sluice.controller.pool.projects.shares import Share, ShareMeters
 from sluice.controller.pool.projects.usage import UsageMeters
 from sluice.controller.pool.reservations.reservations import Reservations
@@ -52,11 +52,12 @@ class Bookings:
             self.reservations.add(reservation)
             if reservation.state is ReservationState.HELD:
                 self.book_slots(reservation, 1)
-                of_it = Held.of(reservation.slots)
-                account = reservation.project or DEFAULT_PROJECT
-                held[account] = self.quotas.change(reservation.project, of_it, 1)
-                share = _of_reservation(reservation)
-                each.append((reservation.id, share, of_it, reservation.created))
+        for reservation in reservations:
+            if reservation.state is ReservationState.HELD:
+                for whose, of_it in self._on_accounts(reservation, 1):
+                    account = whose.project or DEFAULT_PROJECT
+                    held[account] = self.quotas.change(whose.project, of_it, 1)
+                    each.append((whose.id, _of_reservation(whose), of_it, reservation.created))
         for grant in grants:
             self.book(grant)
             if not grant.reservation:
@@ -82,7 +83,10 @@ class Bookings:
             self.allocations.unbook(grant)
 
     def book_slots(self, reservation: Reservation, sign: int) -> None:
-        """A reservation's vGPUs are taken of their GPUs, or given back."""
+        """A reservation's vGPUs are taken of their GPUs, or given back; a part's of its whole."""
+        if reservation.within:
+            self.reservations.draw_part(reservation, sign)
+            return
         for slot in reservation.slots:
             vgpu = Vgpu(
                 slot.gpu_uuid,
@@ -104,10 +108,25 @@ class Bookings:
         return self._count(grant.project, held, sign)
 
     def count_slots(self, reservation: Reservation, sign: int) -> list[Change]:
-        """The project holds a reservation's vGPUs, or no longer."""
+        """The project holds a reservation's vGPUs, or no longer; a part's not its whole's, too."""
+        changes: list[Change] = []
+        for whose, held in self._on_accounts(reservation, sign):
+            if whose is reservation:
+                self.shares.change(whose.id, _of_reservation(whose), Held.of(whose.slots), sign)
+            else:
+                self.shares.adjust(whose.id, _of_reservation(whose), held)
+            changes += self._count(whose.project, held, 1)
+        return changes
+
+    def _on_accounts(self, reservation: Reservation, sign: int) -> list[tuple[Reservation, Held]]:
+        """Whose account changes by what when a reservation is held (1), or no longer (-1)."""
         held = Held.of(reservation.slots)
-        self.shares.change(reservation.id, _of_reservation(reservation), held, sign)
-        return self._count(reservation.project, held, sign)
+        found = [(reservation, NOTHING.plus(held, sign))]
+        if whole := self.reservations.records.get(reservation.within):
+            # a vGPU of the whole stays one, whatever parts it has
+            of_whole = Held(0, held.memory_mib, held.compute_percent)
+            found.append((whole, NOTHING.plus(of_whole, -sign)))
+        return found
 
     def measured(self, grant: Grant, used: float, waited: float) -> None:
         """A grant's vGPUs had so many seconds more of GPUs' time, and waited so long for it."""

@@ -188,10 +188,10 @@ class GrantLedger:
             self.changes += self._bookings.count(grant, 1)
         self.changes.append(as_it_is(grant))
 
-    def move_to_pool(self, grant: Grant) -> None:
-        """What it used of a reservation it uses of the pool from now on."""
+    def move_to_pool(self, grant: Grant, whole: str = "") -> None:
+        """What it used of a reservation it uses of the pool from now on, or of what that was of."""
         self._unbook(grant)
-        grant.reservation = ""
+        grant.reservation = whole
         grant.generation += 1
         self._book(grant)
         self.changes += self._bookings.count(grant, 1)

@@ -86,6 +86,13 @@ class ShareMeters:
         meter.rate = meter.rate.plus(held, sign)
         meter.changed = True
 
+    def adjust(self, owner: str, share: Share, by: Held) -> None:
+        """What has been counted already holds so much more from now on, or less."""
+        meter = self._meter(owner, share, 0)
+        self._count(meter)
+        meter.rate = meter.rate.plus(by)
+        meter.changed = True
+
     def measured(self, owner: str, share: Share, used: float, waited: float) -> None:
         """Its vGPUs had so many seconds more of GPUs' time, and waited so long for it."""
         meter = self._meter(owner, share, 0)

@@ -143,6 +143,26 @@ class Reservations:
             if resources == Resources():
                 del self._drawn[at]
 
+    def draw_part(self, part: Reservation, sign: int) -> None:
+        """Books a part inside of the reservation that it is of, or takes it out again."""
+        for slot in part.slots:
+            at = (part.within, slot.key)
+            resources = self._drawn.setdefault(at, Resources())
+            resources.memory_mib += sign * (slot.memory_mib + slot.overhead_mib)
+            resources.compute_percent += sign * slot.compute_percent
+            if resources == Resources():
+                del self._drawn[at]
+
+    def parts_of(self, whole: Reservation) -> list[Reservation]:
+        """What lives within a reservation, oldest first."""
+        found = {
+            part.id: part
+            for key in {slot.key for slot in whole.slots}
+            for part_id in self.on(key)
+            if (part := self.records[part_id]).within == whole.id
+        }
+        return sorted(found.values(), key=lambda part: (part.created, part.id))
+
 
 def sums(slots: Iterable[Slot]) -> dict[GpuKey, Resources]:
     """What slots are together, by GPU."""

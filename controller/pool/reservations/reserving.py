@@ -120,10 +120,18 @@ class Reserving:
         self._ledger.reservations.index(reservation)
         self._ledger.changes.append(replace(reservation))
         where = ", ".join(sorted({str(slot.key) for slot in slots}))
-        self._ledger.event("reservation.held", reservation.id, f"{len(slots)} vGPU(s) on {where}")
+        text = f"{len(slots)} vGPU(s) on {where}"
+        if reservation.within:
+            text = f"{reservation.owner}: {text}, of reservation {reservation.within}"
+            self._ledger.event("part.made", reservation.id, text)
+        else:
+            self._ledger.event("reservation.held", reservation.id, text)
 
     def end(self, reservation: Reservation, reason: str) -> None:
-        """It goes; grants that draw on it stay, on the pool's own account."""
+        """It goes; grants that draw on it stay, on the pool's own account, and so do its parts.
+
+        Grants that draw on a part stay on the account of what that was a part of.
+        """
         was_held = reservation.state is ReservationState.HELD
         drawing = [
             grant
@@ -131,22 +139,36 @@ class Reserving:
             for grant in self._ledger.grants.live_on_gpu(key)
             if grant.reservation == reservation.id
         ]
-        if was_held:
-            self._ledger.hold_slots(reservation, -1)
+        parts = self._ledger.reservations.parts_of(reservation)
+        for each in (reservation, *parts) if was_held else ():
+            self._ledger.hold_slots(each, -1)
+        for part in parts:
+            part.within = ""
+            part.generation += 1
+            self._ledger.hold_slots(part, 1)
+            self._ledger.changes.append(replace(part))
         reservation.state = ReservationState.ENDED
         reservation.ended, reservation.reason = self._clock.wall(), reason
         reservation.generation += 1
         self._ledger.over(reservation)
         for grant in {grant.id: grant for grant in drawing}.values():
-            self._ledger.move_to_pool(grant)
+            self._ledger.move_to_pool(grant, reservation.within)
         self._ledger.changes.append(replace(reservation))
-        self._ledger.event("reservation.ended", reservation.id, reason)
+        if reservation.within:
+            self._ledger.event("part.ended", reservation.id, reason)
+        else:
+            self._ledger.event("reservation.ended", reservation.id, reason)
 
     def resize(
         self, reservation: Reservation, count: int, memory_mib: int, compute_percent: int
     ) -> None:
         """Changes a held reservation while it is in use; raises Impossible."""
         ledger = self._ledger
+        if reservation.within:
+            raise Impossible(
+                f"it is a part of reservation {reservation.within}, and parts keep their sizes: "
+                "give it back, and ask for another"
+            )
         slots = [self._resized(slot, memory_mib, compute_percent) for slot in reservation.slots]
         slots = self._fewer(reservation, slots, count)
         before, after = ledger.reservations.held(reservation), sums(slots)

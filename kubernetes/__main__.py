@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sluice-kubernetes: `node` on each node, `controller` once for a cluster, until SIGTERM or SIGINT.
+
+Exit status: 0 after a signal, 2 for a wrong configuration. A pool or a cluster that does not answer
+is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+from sluice.config.ini import ConfigError
+from sluice.config.logs import set_up_logging
+from sluice.kubernetes.cdi_files import CdiFiles
+from sluice.kubernetes.cluster import Cluster, ClusterError
+from sluice.kubernetes.configuration import KubernetesConfig, read_kubernetes_config
+from sluice.kubernetes.kubelet import KubeletSockets
+from sluice.kubernetes.node_plugin import NodePlugin
+from sluice.kubernetes.publishing import KubernetesController, Leftovers, Publisher
+from sluice.kubernetes.server_socket import ServerSocket
+from sluice.pool_client.access import Access, Credentials
+from sluice.pool_client.async_client import AsyncPoolClient
+from sluice.pool_client.errors import UnusableAccess
+
+
+def _pool(config: KubernetesConfig, token_file: Path | None) -> AsyncPoolClient:
+    section = config.controller
+    addresses = ",".join(section.addresses)
+    return AsyncPoolClient(
+        Access.of(addresses, Credentials(section.ca_file, token_file)), trust_env=False
+    )
+
+
+async def run_node(config: KubernetesConfig) -> None:
+    """The kubelet's plugin of this node."""
+    section = config.node
+    async with (
+        await Cluster.connect(config.kubernetes.kubeconfig) as cluster,
+        _pool(config, config.controller.token_file) as pool,
+    ):
+        plugin = NodePlugin(
+            config.kubernetes,
+            cluster,
+            pool,
+            ServerSocket(section.server_run_dir),
+            CdiFiles(section.cdi_dir, section.bundle),
+        )
+        await KubeletSockets(section.kubelet_dir, plugin).serve()
+
+
+async def run_controller(config: KubernetesConfig) -> None:
+    """Slices and leftovers."""
+    section = config.kubernetes
+    async with (
+        await Cluster.connect(section.kubeconfig) as cluster,
+        _pool(config, config.controller.token_file) as pool,
+        _pool(config, config.controller.viewer_token_file) as viewer,
+    ):
+        publisher = Publisher(section, cluster, viewer)
+        leftovers = Leftovers(section, cluster, viewer, pool)
+        await KubernetesController(section, publisher, leftovers, viewer).run()
+
+
+async def until_signal(config: KubernetesConfig, part: str) -> int:
+    """Runs a part until it is told to stop."""
+    running = asyncio.ensure_future(run_node(config) if part == "node" else run_controller(config))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return 0
+
+
+def main() -> int:
+    """The console command."""
+    parser = argparse.ArgumentParser(
+        prog="sluice-kubernetes", description="The pool's part in a Kubernetes cluster."
+    )
+    parser.add_argument("part", choices=("node", "controller"), help="which part to run")
+    parser.add_argument("--config", type=Path, help="kubernetes.conf to read")
+    arguments = parser.parse_args()
+    try:
+        config = read_kubernetes_config(arguments.config)
+        set_up_logging(config.log, f"kubernetes-{arguments.part}")
+        return asyncio.run(until_signal(config, arguments.part))
+    except (ConfigError, UnusableAccess, ClusterError) as error:
+        print(f"sluice-kubernetes: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

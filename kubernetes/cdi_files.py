@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CDI specifications of claims: what the container runtime adds to the containers that name one.
+
+Used by node_plugin.py. A file for each claim, with one device in it, so that preparing and
+unpreparing touch nothing of another claim's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sluice.guest_runtime.cdi_specification import (
+    SOCKET_FOLDER_IN_CONTAINER,
+    CdiDevice,
+    Mount,
+    as_json,
+    specification,
+    write,
+)
+from sluice.kubernetes.naming import CDI_KIND, claim_label
+
+_FILE = re.compile(r"sluice-claim-([0-9a-f-]{36})\.json")
+
+
+class CdiFiles:
+    """The folder that the container runtime reads. Methods raise OSError."""
+
+    def __init__(self, folder: Path, bundle: Path) -> None:
+        self._folder = folder
+        self._bundle = bundle
+
+    def put(self, uid: str, folder: str, job: str, count: int) -> str:
+        """Writes a claim's; returns the device's whole name."""
+        device = CdiDevice(
+            claim_label(uid),
+            [Mount(folder, SOCKET_FOLDER_IN_CONTAINER)],
+            {"SLUICE_CHANNEL": "shm", "SLUICE_JOB": job, "SLUICE_VGPU": str(count)},
+        )
+        found = specification(str(self._bundle), [device], CDI_KIND)
+        write(self._path(uid), as_json(found))
+        return f"{CDI_KIND}={device.name}"
+
+    def remove(self, uid: str) -> None:
+        """One that is gone already is as good."""
+        self._path(uid).unlink(missing_ok=True)
+
+    def uids(self) -> set[str]:
+        """The claims that have one."""
+        if not self._folder.is_dir():
+            return set()
+        found = (_FILE.fullmatch(path.name) for path in self._folder.iterdir())
+        return {match[1] for match in found if match}
+
+    def _path(self, uid: str) -> Path:
+        return self._folder / f"sluice-claim-{uid}.json"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster is told of the pool: ResourceSlices of what is reserved for it. Pure.
+
+Called by publishing.py. There is one bookkeeper: a device is what a reservation for the cluster
+holds of one GPU, never more, and never what the pool could give besides. Where the cluster knows
+consumable capacity (DRAConsumableCapacity), a device is divided as claims ask; elsewhere each vGPU
+of the reservation is a device of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.kubernetes.naming import (
+    COMPUTE,
+    DRIVER,
+    LONGEST_TEXT,
+    MEMORY,
+    SLICES,
+    attribute_name,
+    device_name,
+)
+
+API_VERSION = "resource.k8s.io/v1"
+#: Kubernetes takes no more in one slice.
+MOST_DEVICES = 128
+MOST_ATTRIBUTES = 32
+OWNED_BY = {"app.kubernetes.io/managed-by": "sluice"}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which nodes of the cluster use GPUs: each its own, or those of a label all of the pool's."""
+
+    selector: tuple[str, str] | None = None
+
+    def of(self, node: str) -> dict[str, Any]:
+        """The part of a slice's spec that says so."""
+        if self.selector is None:
+            return {"nodeName": node}
+        key, value = self.selector
+        term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+        return {"nodeSelector": {"nodeSelectorTerms": [term]}}
+
+
+def is_for(reservation: Mapping[str, Any], label: str) -> bool:
+    """Whether a reservation of REST is the cluster's own, and no part of it."""
+    return (
+        reservation["owner_kind"] == "label"
+        and reservation["owner"] == label
+        and reservation["state"] == "held"
+        and not reservation["within"]
+    )
+
+
+def is_usable(gpu: Mapping[str, Any]) -> bool:
+    """Whether the pool lets something new begin on a GPU."""
+    return bool(
+        gpu["state"] == "up" and gpu["mode"] == "pooled" and gpu["health"] not in ("fault", "held")
+    )
+
+
+def devices_of(
+    reservations: Iterable[Mapping[str, Any]],
+    gpus: Mapping[str, Mapping[str, Any]],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    divided: bool,
+) -> dict[str, list[dict[str, Any]]]:
+    """The devices by the pool's node; `gpus` by id, `labels` of nodes by name.
+
+    `divided`: with consumable capacity.
+    """
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for reservation in reservations:
+        by_gpu: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for slot in reservation["slots"]:
+            by_gpu[slot["gpu"]].append(slot)
+        for gpu_id, slots in by_gpu.items():
+            gpu = gpus.get(gpu_id)
+            if gpu is None or not is_usable(gpu):
+                continue
+            attributes = _attributes(gpu, labels.get(gpu["node"], {}))
+            if divided:
+                name = device_name(gpu["uuid"], reservation["id"])
+                found[gpu["node"]].append(_divided(name, attributes, slots))
+                continue
+            for number, slot in enumerate(slots):
+                name = device_name(gpu["uuid"], reservation["id"], number)
+                found[gpu["node"]].append(_whole(name, attributes, slot))
+    return {node: sorted(of_node, key=lambda d: d["name"]) for node, of_node in found.items()}
+
+
+def _divided(
+    name: str, attributes: dict[str, Any], slots: list[Mapping[str, Any]]
+) -> dict[str, Any]:
+    # each part is charged a context besides its memory, and the reservation has room for one a
+    # vGPU: so there are no more parts than vGPUs
+    memory = sum(slot["memory_mib"] for slot in slots)
+    compute = min(100, sum(slot["compute_percent"] for slot in slots))
+    return {
+        "name": name,
+        "attributes": attributes,
+        "allowMultipleAllocations": True,
+        "capacity": {
+            MEMORY: _capacity(f"{memory}Mi", f"{slots[0]['memory_mib']}Mi", "1Mi"),
+            COMPUTE: _capacity(str(compute), str(slots[0]["compute_percent"]), "1"),
+            SLICES: {
+                "value": str(len(slots)),
+                "requestPolicy": {"default": "1", "validValues": ["1"]},
+            },
+        },
+    }
+
+
+def _capacity(value: str, default: str, least: str) -> dict[str, Any]:
+    policy = {"default": default, "validRange": {"min": least, "step": least}}
+    return {"value": value, "requestPolicy": policy}
+
+
+def _whole(name: str, attributes: dict[str, Any], slot: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "attributes": attributes,
+        "capacity": {
+            MEMORY: {"value": f"{slot['memory_mib']}Mi"},
+            COMPUTE: {"value": str(slot["compute_percent"])},
+        },
+    }
+
+
+def _attributes(gpu: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """For CEL: device.attributes["vgpu.sluice.io"].model and so on."""
+    texts = {
+        "model": gpu["model"],
+        "architecture": gpu["architecture"],
+        "uuid": gpu["uuid"],
+        "node": gpu["node"],
+    }
+    found: dict[str, Any] = {
+        name: {"string": text[:LONGEST_TEXT]} for name, text in texts.items() if text
+    }
+    found["software"] = {"bool": bool(gpu["software"])}
+    found["gpu_memory_mib"] = {"int": int(gpu["memory_mib"])}
+    for label, value in sorted(labels.items()):
+        if len(found) < MOST_ATTRIBUTES:
+            found.setdefault(attribute_name(label), {"string": value[:LONGEST_TEXT]})
+    return found
+
+
+def slices_of(node: str, devices: list[dict[str, Any]], reach: Reach) -> list[dict[str, Any]]:
+    """The specs of a pool's slices, without its generation."""
+    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)]
+    return [
+        {
+            "driver": DRIVER,
+            "pool": {"name": node, "resourceSliceCount": len(parts)},
+            **reach.of(node),
+            "devices": part,
+        }
+        for part in parts
+    ]
+
+
+def lacks_division(published: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the API server dropped what it does not know of devices that are to be divided."""
+    return any(
+        SLICES in device.get("capacity", {}) and not device.get("allowMultipleAllocations")
+        for spec in published
+        for device in spec.get("devices") or ()
+    )
+
+
+def same_spec(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a published spec says what is wanted, generations apart."""
+    pool = {**found.get("pool", {})}
+    pool.pop("generation", None)
+    return bool(_plain(wanted) == _plain({**found, "pool": pool}))
+
+
+def _plain(value: Any) -> Any:
+    """Without what the API server adds as empty."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item not in (None, [], {})}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

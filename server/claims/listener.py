@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket for the platform's part on this host: Kubernetes' node plugin.
+
+Started by server.service. One line of JSON is a request, one is the answer, one request a
+connection: {"prepare": {uid, name, label, project, count, priority}} has a claim's processes let
+in, and is answered with the folder to mount and the token of its job; {"release": {uid, why}} ends
+what runs of it; {"list": {}} names what there is; {"sessions": {uid}} says what runs. Only root may
+ask: the socket is mode 0600, and the peer's credentials are looked at besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.resources.vgpu_request import RequestError
+from sluice.server.claims.service import Claims, NoPlaceForClaim, as_answer
+from sluice.server.claims.terms import read_terms, read_uid
+from sluice.server.listeners.accepting import Listener, uid_of
+
+SOCKET_NAME = "claims.sock"
+MOST_BYTES = 64 << 10
+MOST_CONNECTIONS = 256
+REQUEST_SECONDS = 5.0
+LONGEST_REASON = 250
+
+
+class ClaimsListener:
+    """Listens on run_dir/claims.sock."""
+
+    def __init__(self, run_dir: Path, claims: Claims) -> None:
+        self._path = run_dir / SOCKET_NAME
+        self._claims = claims
+        self._listener: Listener | None = None
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError."""
+        self._path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(self._path))
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+        finally:
+            os.umask(before)
+        self._listener = Listener(
+            listening, str(self._path), MOST_CONNECTIONS, self._serve, owner_of=uid_of
+        )
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._listener:
+            self._path.unlink(missing_ok=True)
+            await self._listener.close()
+            self._listener = None
+
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            line = await asyncio.wait_for(_line(connected), REQUEST_SECONDS)
+        except TimeoutError:
+            return
+        if line is None:
+            return
+        try:
+            if _uid(connected) not in (0, os.geteuid()):
+                raise RequestError("user", str(_uid(connected)), "only root may ask here")
+            answer = await self._answer(line)
+        except (ValueError, NoPlaceForClaim, OSError) as error:
+            text = "%s: refused: %s"
+            PEERS.warning("claims' socket", uid_of(connected), text, self._path.name, error)
+            answer = {"error": str(error)}
+        with contextlib.suppress(OSError, TimeoutError):
+            loop = asyncio.get_running_loop()
+            said = loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
+            await asyncio.wait_for(said, REQUEST_SECONDS)
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked = json.loads(line)
+        except ValueError:
+            asked = None
+        if not isinstance(asked, dict) or len(asked) != 1:
+            raise ValueError("the request is no JSON object of one member in one line")
+        [(verb, found)] = asked.items()
+        if not isinstance(found, dict):
+            raise ValueError(f'"{verb}" is no object')
+        if verb == "prepare":
+            terms, folder = self._claims.prepare(read_terms({**found, "job": ""}))
+            return as_answer(terms, folder)
+        if verb == "release":
+            why = found.get("why", "")
+            if not isinstance(why, str) or len(why) > LONGEST_REASON or not why.isprintable():
+                raise RequestError("why", None, f"give a line of at most {LONGEST_REASON} signs")
+            text = why or "its claim was released"
+            return {"released": await self._claims.release(read_uid(found), text)}
+        if verb == "list":
+            return {"claims": {uid: terms.name for uid, terms in self._claims.terms.items()}}
+        if verb == "sessions":
+            return {"sessions": self._claims.sessions(read_uid(found))}
+        raise RequestError("request", verb[:40], "ask for prepare, release, list or sessions")
+
+
+def _uid(connected: socket.socket) -> int:
+    size = struct.calcsize("3i")
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", found)[1])
+
+
+async def _line(connected: socket.socket) -> bytes | None:
+    """A line, or None where none came."""
+    loop = asyncio.get_running_loop()
+    found = b""
+    while b"\n" not in found:
+        piece = await loop.sock_recv(connected, 4096)
+        found += piece
+        if not piece or len(found) > MOST_BYTES:
+            return None
+    return found.partition(b"\n")[0]

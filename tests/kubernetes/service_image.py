@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image with `sluice-kubernetes`, of this machine's Python and what the program imports.
+
+What `pip install sluice-gpu[kubernetes]` would bring into an image of Python's, without a builder.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.rigs.kubernetes.image import libraries_of
+from tests.rigs.kubernetes.rig import CHECKOUT, KubernetesRig
+
+NAME = "docker.io/library/sluice-kubernetes:0.2"  # as the manifests have it
+_LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
+_IMPORTED = """
+import json, sys
+import sluice.kubernetes.__main__
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+_SCRIPT = """#!/usr/local/bin/python3
+import sys
+from sluice.kubernetes.__main__ import main
+sys.exit(main())
+"""
+
+
+def load(rig: KubernetesRig) -> None:
+    """Hands the image to containerd; raises OSError, CalledProcessError."""
+    files: dict[str, Path | str] = {}
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    home = f"usr/local/lib/{version}"
+    interpreter = Path(sys.executable).resolve()
+    files[f"usr/local/bin/{version}"] = interpreter
+    files["usr/local/bin/python3"] = version
+    binaries = [interpreter]
+    standard = Path(sysconfig.get_path("stdlib"))
+    for path in _files(standard):
+        files[f"{home}/{path.relative_to(standard)}"] = path
+    packages = Path(sysconfig.get_path("purelib"))
+    for name in _imported():
+        for found in (packages / name, *packages.glob(f"{name}.*")):
+            for path in _files(found):
+                files[f"{home}/site-packages/{path.relative_to(packages)}"] = path
+    sluice = CHECKOUT / "python" / "sluice"
+    for part in sluice.iterdir():
+        for path in _files(part):
+            files[f"{home}/site-packages/sluice/{path.relative_to(sluice)}"] = path
+    binaries += [p for p in files.values() if isinstance(p, Path) and ".so" in p.suffixes]
+    files.update(libraries_of(*binaries))
+    files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script"
+        script.write_text(_SCRIPT)
+        files["usr/local/bin/sluice-kubernetes"] = script
+        rig.load_image(NAME, files)
+
+
+def _imported() -> list[str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", _IMPORTED],
+        env={"PYTHONPATH": str(CHECKOUT / "python"), "PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: list[str] = json.loads(ran.stdout)
+    return [name for name in found if name != "sluice"]
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+    elif place.is_dir():
+        for child in sorted(place.iterdir()):
+            if child.name not in _LEFT_OUT and child.suffix != ".pyc":
+                yield from _files(child)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Kubernetes of one node on this machine."""
