@@ -14,7 +14,8 @@
 
 namespace sluice::channel {
 
-// kBlocked: a library's thread, which must not take the application's signals.
+// kBlocked: a library's thread, which must not take the application's signals; those that its own
+// instructions raise are no application's to take elsewhere (client/managed/fault_signal.h).
 enum class Signals { kTaken, kBlocked };
 
 namespace detail {
@@ -46,6 +47,7 @@ inline bool start_thread(pthread_t* thread, bool detached, const char* name,
   if (detached) pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
   sigset_t all, before;
   sigfillset(&all);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
   if (signals == Signals::kBlocked) pthread_sigmask(SIG_SETMASK, &all, &before);
   const bool started = pthread_create(thread, &how, thread_main, start) == 0;
   if (signals == Signals::kBlocked) pthread_sigmask(SIG_SETMASK, &before, nullptr);

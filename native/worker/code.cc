@@ -289,9 +289,19 @@ void global_get(Session& s, const Command& c, Reply& reply) {
     return module ? s.driver.cuModuleGetGlobal_v2(&address, &bytes, code.module, name.c_str())
                   : s.driver.cuLibraryGetGlobal(&address, &bytes, code.library, name.c_str());
   });
+  unsigned managed = 0;
+  if (reply.status == CUDA_SUCCESS) {
+    s.driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address);
+  } else if (reply.status == CUDA_ERROR_NOT_FOUND && !module) {
+    // A driver may keep those apart.
+    reply.status = on_its_thread(s, code, c.header.context - 1, [&] {
+      return s.driver.cuLibraryGetManaged(&address, &bytes, code.library, name.c_str());
+    });
+    managed = 1;
+  }
   if (reply.status != CUDA_SUCCESS) return;
   s.globals.add(address, bytes, g.code);
-  reply.put(wire::GlobalReply{address, bytes});
+  reply.put(wire::GlobalReply{address, bytes, managed, 0});
 }
 
 }  // namespace

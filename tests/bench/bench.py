@@ -36,6 +36,7 @@ from diverting import diverting_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
+from managed_memory import managed_figures  # noqa: E402
 from placement import decision_figures  # noqa: E402
 from pool import Pool  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
@@ -50,7 +51,7 @@ ROUNDS = 3
 
 def compile_parts() -> None:
     """The benchmark's own programs."""
-    failures = programs_build.build([HERE / "calls.cu"], BENCH)
+    failures = programs_build.build([HERE / "calls.cu", HERE / "managed.cu"], BENCH)
     if failures:
         raise SystemExit("\n".join(failures))
     generated = NATIVE / "generated"
@@ -238,6 +239,13 @@ def copy_figures() -> list[Figure]:
     ]
 
 
+def managed_memory_figures() -> list[Figure]:
+    """Managed memory on the software GPU, over shared memory."""
+    with static_server(NATIVE / "lib" / "libsluice-softgpu.so.1") as server:
+        command, environment = [str(BENCH / "managed"), "128"], server.environment("shm")
+        return managed_figures(lambda: medians(lambda: run_json(command, environment)))
+
+
 def relay_figures() -> list[Figure]:
     """Calls and copies whose worker a relay stands before."""
     with static_server(BENCH / "libnullgpu.so") as server:
@@ -320,6 +328,7 @@ def idle_percent(pool: Pool, environment: dict[str, str], seconds: int = 10) -> 
 PARTS: dict[str, Callable[[], list[Figure]]] = {
     "calls": call_figures,
     "copies": copy_figures,
+    "managed": managed_memory_figures,
     "relay": relay_figures,
     "resumption": resumption_figures,
     "divert": divert_figures,
@@ -332,7 +341,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "console": console_figures,
 }
 #: Those whose figures are medians over ROUNDS.
-IN_ROUNDS = ("calls", "copies", "relay", "resumption", "divert")
+IN_ROUNDS = ("calls", "copies", "managed", "relay", "resumption", "divert")
 
 
 def main() -> int:

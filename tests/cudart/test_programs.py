@@ -27,6 +27,7 @@ class Program:
     seconds: float
     expected: tuple[str, ...]
     softgpu: bool
+    direct: bool
     devices: int
 
 
@@ -41,6 +42,7 @@ def manifest() -> list[Program]:
             seconds=entry["seconds"],
             expected=tuple((PROGRAMS / entry["expected"]).read_text().splitlines()),
             softgpu=entry.get("softgpu", True),
+            direct=entry.get("direct", True),
             devices=entry.get("devices", 1),
         )
         for entry in entries
@@ -92,6 +94,8 @@ def run(
 def test_prints_what_it_printed_natively(program: Program, built: Path, libraries: Path) -> None:
     if not program.softgpu:
         pytest.skip("the software GPU does not have this")
+    if not program.direct:
+        pytest.skip("Sluice's client has this, whose tests are in tests/forwarded")
     result = run(program, built, libraries)
     assert comparable(result.stdout) == program.expected, result.stderr
     assert result.returncode == program.exit, result.stderr

@@ -6,7 +6,7 @@
 CUDA_SAMPLES is a checkout of github.com/NVIDIA/cuda-samples for CUDA 13; nothing of it is part of
 Sluice. What a sample consists of is read from its CMakeLists.txt. Each gets a folder of its own
 with the stripped program, its kernel images and its data files; `skipped.json` says what was left
-out and why (graphics, managed memory, MPI) and what did not compile. Several toolkits may be
+out and why (graphics, concurrent managed access, MPI) and what did not compile. Several toolkits may be
 given: folders with include/ and lib/ as the wheels unpack, the first with bin/nvcc.
 """
 
@@ -71,8 +71,8 @@ def read_sample(folder: Path) -> Sample | None:
     code = "".join(path.read_text(errors="replace") for path in folder.glob("*.c*"))
     if "find_package(OpenGL)" in text or "find_package(Vulkan)" in text:
         sample.skip = "needs graphics"
-    elif re.search(r"cudaMallocManaged|__managed__|cuMemAllocManaged", code):
-        sample.skip = "needs managed memory"
+    elif "concurrentManagedAccess" in code:
+        sample.skip = "needs concurrent access to managed memory"
     elif "find_package(MPI)" in text:
         sample.skip = "needs MPI"
     return sample

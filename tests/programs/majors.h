@@ -79,3 +79,26 @@ inline cudaError_t copy_boxes(size_t count, cudaMemcpy3DBatchOp* boxes, cudaStre
   return cudaMemcpy3DBatchAsync(count, boxes, &failed, 0, stream);
 #endif
 }
+
+inline cudaMemLocation location_of(int device) {
+  cudaMemLocation location{};
+  location.type = device == cudaCpuDeviceId ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+  location.id = device == cudaCpuDeviceId ? 0 : device;
+  return location;
+}
+
+inline cudaError_t prefetch(const void* at, size_t bytes, int device, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  return cudaMemPrefetchAsync(at, bytes, location_of(device), 0, stream);
+#else
+  return cudaMemPrefetchAsync(at, bytes, device, stream);
+#endif
+}
+
+inline cudaError_t advise(const void* at, size_t bytes, cudaMemoryAdvise advice, int device) {
+#if CUDART_VERSION >= 13000
+  return cudaMemAdvise(at, bytes, advice, location_of(device));
+#else
+  return cudaMemAdvise(at, bytes, advice, device);
+#endif
+}

@@ -21,6 +21,11 @@ bool find_range(Session* s, uint64_t address, AddressRange* range) {
   Device* d = device_of_address(s, address);
   if (!d) return false;
   range->device = d;
+  if (ManagedMemory::Found found; s->managed.any() && s->managed.find(address, &found)) {
+    range->start = found.start;
+    range->bytes = found.bytes;
+    return range->managed = true;
+  }
   range->plain = d->memory.find(address, &range->start, &range->bytes);
   if (range->plain) return true;
   range->pooled = d->pools.find(address, &range->start, &range->bytes);

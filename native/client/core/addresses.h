@@ -17,6 +17,7 @@ struct AddressRange {
   bool pooled = false;
   bool graphs = false;    // allocated by a node of a graph
   bool plain = false;     // of cuMemAlloc, which can be shared by CUDA IPC
+  bool managed = false;
   bool imported = false;  // from another process's memory pool
 };
 

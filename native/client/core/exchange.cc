@@ -8,6 +8,7 @@
 #include "client/core/end_notice.h"
 #include "client/core/enter.h"
 #include "client/core/session.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 
@@ -49,11 +50,37 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   return true;
 }
 
+namespace {
+
+// Those that say which memory they touch, and have had it made ready (ManagedMemory::before_use).
+bool names_its_memory(uint16_t function) {
+  return function == wire::kCopyToDevice || function == wire::kCopyToHost ||
+         function == wire::kCopyOnDevice || function == wire::kFillDevice ||
+         function == wire::kHostFunction;
+}
+
+}  // namespace
+
+CUresult Session::before_work(uint16_t function, Stream* stream) {
+  if (managed.any() && !names_its_memory(function))
+    if (const CUresult e = managed.before_work(*stream); e != CUDA_SUCCESS) return e;
+  return fences.join(stream);
+}
+
+// Of memory that becomes accessible by being touched, which nobody may do who holds the channel.
+std::vector<std::byte> Session::taken_from_managed(std::span<const std::byte> tail) {
+  const auto at = reinterpret_cast<uint64_t>(tail.data());
+  return managed.may_contain(at) ? std::vector<std::byte>(tail.begin(), tail.end())
+                                 : std::vector<std::byte>();
+}
+
 CUresult Session::post(uint16_t function, const void* body, size_t bytes,
                        std::span<const std::byte> tail, Work work, uint32_t context) {
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  std::vector<std::byte> taken;
+  if (managed.any() && !tail.empty() && !(taken = taken_from_managed(tail)).empty()) tail = taken;
   if (work.stream)
-    if (const CUresult e = fences.join(work.stream); e != CUDA_SUCCESS) return e;
+    if (const CUresult e = before_work(function, work.stream); e != CUDA_SUCCESS) return e;
   if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose(context);
   return CUDA_SUCCESS;
 }
@@ -62,8 +89,21 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
                            std::span<const std::byte> tail, std::span<std::byte> sink, size_t* got,
                            Work work, uint32_t context) {
   Exchange exchange;
-  const CUresult e = begin_exchange(&exchange, function, body, bytes, tail, sink, work, context);
-  return e == CUDA_SUCCESS ? end_exchange(exchange, got) : e;
+  std::vector<std::byte> taken, apart;
+  const std::span<std::byte> asked = sink;
+  if (managed.any()) {
+    if (!tail.empty() && !(taken = taken_from_managed(tail)).empty()) tail = taken;
+    if (managed.may_contain(reinterpret_cast<uint64_t>(sink.data()))) {
+      apart.resize(sink.size());
+      sink = apart;
+    }
+  }
+  CUresult e = begin_exchange(&exchange, function, body, bytes, tail, sink, work, context);
+  size_t received = 0;
+  if (e == CUDA_SUCCESS) e = end_exchange(exchange, &received);
+  if (got) *got = received;
+  if (!apart.empty()) std::memcpy(asked.data(), apart.data(), std::min(received, apart.size()));
+  return e;
 }
 
 bool Session::take_lane(uint32_t* taken, bool wait) {
@@ -87,7 +127,7 @@ CUresult Session::begin_exchange(Exchange* exchange, uint16_t function, const vo
   if (!exchange->has_lane) take_lane(&exchange->lane, true);
   exchange->has_lane = true;
   if (work.stream)
-    if (const CUresult e = fences.join(work.stream); e != CUDA_SUCCESS) {
+    if (const CUresult e = before_work(function, work.stream); e != CUDA_SUCCESS) {
       lanes_[exchange->lane].busy.store(false, std::memory_order_release);
       exchange->has_lane = false;
       return e;

@@ -74,6 +74,7 @@ CUresult Fences::set(Stream* stream, bool seen) {
 
 CUresult Fences::catch_up(Stream* stream) {
   if (captures(*stream)) return CUDA_SUCCESS;  // what is recorded runs somewhere later
+  if (stream->joins_nothing) return CUDA_SUCCESS;
   std::lock_guard lock(mutex_);
   const std::atomic_ref joined(stream->fence);
   const uint64_t before = joined.load(std::memory_order_relaxed);

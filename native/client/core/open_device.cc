@@ -55,6 +55,8 @@ std::unique_ptr<Device> open_device(Session* s, uint32_t index, const wire::Devi
   d->index = index;
   d->place = s->channel().place_of(index);
   d->record = record;
+  // Ours (managed/memory.h), whatever the node's driver can do.
+  d->record.attributes[CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY] = d->place.node == 0;
   const auto tell = [s, own = d.get()](uint16_t function) {
     return [s, own, function](uint64_t address, uint64_t bytes) {
       return s->tell(*own, function, wire::MemoryMap{own->place.index, 0, address, bytes}) ==

@@ -31,6 +31,7 @@
 #include "client/core/sync_memops.h"
 #include "client/core/virtual_memory.h"
 #include "client/core/work_account.h"
+#include "client/managed/memory.h"
 #include "client/objects/handles.h"
 #include "wire/frame.h"
 
@@ -168,6 +169,7 @@ class Session {
   Captures captures;
   Fences fences{*this};
   ImportedPools imported_pools{*this};
+  ManagedMemory managed{*this};
   ModuleGlobals module_globals;
   NodeLinks node_links{*this};
   SharedMemory shared_memory{*this};
@@ -198,6 +200,8 @@ class Session {
     return ++sequence ? sequence : ++sequence;
   }
   bool take_lane(uint32_t* taken, bool wait);
+  CUresult before_work(uint16_t function, Stream* stream);
+  std::vector<std::byte> taken_from_managed(std::span<const std::byte> tail);
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
               std::span<const std::byte> tail, Work work, uint32_t context);

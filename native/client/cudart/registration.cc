@@ -109,13 +109,14 @@ cudaError_t resolve_function(const void* function, CUfunction* result) {
 }
 
 cudaError_t variable_address(const Variable& variable, CUdeviceptr* address, size_t* size) {
-  if (variable.managed) return cudaErrorNotSupported;
   CUlibrary library = nullptr;
   if (const cudaError_t error = ensure_context(); error != cudaSuccess) return error;
   if (const cudaError_t error = load_module(*variable.module, &library); error != cudaSuccess) {
     return error;
   }
-  const CUresult result = driver(cuLibraryGetGlobal, address, size, library, variable.name);
+  const CUresult result = variable.managed
+                              ? driver(cuLibraryGetManaged, address, size, library, variable.name)
+                              : driver(cuLibraryGetGlobal, address, size, library, variable.name);
   return result == CUDA_ERROR_NOT_FOUND ? cudaErrorInvalidSymbol : to_runtime(result);
 }
 
@@ -168,8 +169,29 @@ void __cudaRegisterManagedVar(void** fatCubinHandle, void** hostVarPtrAddress, c
   sluice::cudart::variables.insert(hostVarPtrAddress, variable);
 }
 
-// nvcc calls this before the first host access to a managed variable; there is nothing to prepare.
-char __cudaInitModule(void**) { return 1; }
+// nvcc calls this before the first host access to a managed variable of the module: the program
+// reads the variables' addresses from where they were registered. Without a device they stay null,
+// and it is asked again.
+char __cudaInitModule(void** fatCubinHandle) {
+  Module* module = sluice::cudart::module_of(fatCubinHandle);
+  if (module == nullptr) return 1;
+  for (Variable& variable : module->variables) {
+    if (!variable.managed || variable.address.load() != nullptr) continue;
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    const cudaError_t error = sluice::cudart::variable_address(variable, &address, &size);
+    if (error != cudaSuccess) {
+      sluice::cudart::record(error);
+      return 0;
+    }
+    auto* place = reinterpret_cast<void*>(address);
+    *static_cast<void**>(const_cast<void*>(variable.host_shadow)) = place;
+    // As a symbol the program names the variable itself, which is at that address.
+    if (variable.address.exchange(place) == nullptr)
+      sluice::cudart::variables.insert(place, &variable);
+  }
+  return 1;
+}
 
 void __cudaUnregisterFatBinary(void** fatCubinHandle) {
   Module* module = sluice::cudart::module_of(fatCubinHandle);
@@ -181,6 +203,8 @@ void __cudaUnregisterFatBinary(void** fatCubinHandle) {
   }
   for (const Variable& variable : module->variables) {
     sluice::cudart::variables.erase(variable.host_shadow, &variable);
+    if (void* address = variable.address.load())
+      sluice::cudart::variables.erase(address, &variable);
   }
   if (const CUlibrary library = module->library.load(std::memory_order_acquire)) {
     sluice::cudart::driver(cuLibraryUnload, library);

@@ -30,6 +30,7 @@ struct Variable {
   const char* name;
   size_t size;
   bool managed;
+  std::atomic<void*> address{nullptr};  // a managed one's, once it is known
 };
 
 Kernel* find_kernel(const void* host_stub);

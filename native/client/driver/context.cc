@@ -92,6 +92,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   s->imported_pools.clear(*d);
   forget_textures_of(s, d);
   if (const CUresult e = end_arrays_of(s, d); e != CUDA_SUCCESS) return e;
+  s->managed.clear(d);
   d->memory.clear();
   d->primary_uses.store(0);
   return CUDA_SUCCESS;

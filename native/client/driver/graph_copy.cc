@@ -157,6 +157,8 @@ CUresult pack_end(Session* s, const Device* user, CUmemorytype type, const void*
       __builtin_mul_overflow(box.rows - 1, pitch, &rows) ||
       __builtin_add_overflow(slices, rows, &span) || __builtin_add_overflow(span, box.width, &span))
     return CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEMORYTYPE_HOST && s->managed.any() && s->managed.contains(address))
+    type = CU_MEMORYTYPE_DEVICE;
   if (type != CU_MEMORYTYPE_HOST && is_device_address(s, address))
     return is_backed(s, address, span, user) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // By unified addressing pinned memory is the device's too.

@@ -38,7 +38,9 @@ struct Pending {
   }
   void finish(CUresult status) {
     if (words && words->ready) words->ready->store(0, std::memory_order_relaxed);
+    ManagedMemory::runs_host_function() = true;
     run(status);
+    ManagedMemory::runs_host_function() = false;
     if (remote())
       s->tell(*device, wire::kSignalDone, wire::SignalDone{words->address});
     else if (words)

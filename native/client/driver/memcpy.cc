@@ -2,6 +2,7 @@
 // The copy and fill functions: what CUDA's signatures say, turned into the four moves of
 // transfer.h.
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -68,12 +69,34 @@ bool must_wait(Session* s, uint64_t address) {
   return s->sync_memops.any() && find_range(s, address, &range) && s->sync_memops.has(range.start);
 }
 
+struct ManagedEnd {
+  Pointer* at;
+  uint64_t bytes;
+};
+
+// Managed memory is the device's, whatever the caller calls it: what the program has written there
+// is stored before the copy, and its next touch comes after it. A graph's launch sees to that.
+CUresult use_managed(const Copy& c, std::initializer_list<ManagedEnd> ends) {
+  for (const auto& [end, bytes] : ends) {
+    if (!c.s->managed.may_contain(end->address)) continue;
+    if (c.s->managed.contains(end->address)) end->side = Side::kDevice;
+    if (c.stream->capture) continue;
+    if (const CUresult e = c.s->managed.before_use(end->address, bytes); e != CUDA_SUCCESS)
+      return e;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
               Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   if (wait)
     if (const CUresult e = c.s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (c.s->managed.any())
+    if (const CUresult e = use_managed(c, {{&to, span(to_pitch, r)}, {&from, span(from_pitch, r)}});
+        e != CUDA_SUCCESS)
+      return e;
   for (const auto& [end, pitch] : {std::pair(&to, to_pitch), std::pair(&from, from_pitch)}) {
     if (end->side == Side::kHost || is_backed(c.s, end->address, span(pitch, r))) continue;
     // By unified addressing pinned memory is the device's too, where no memory is shared as well.
@@ -241,6 +264,9 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   Stream* at = c.stream;
   if (c.s->spans_nodes())
     if (const CUresult e = stream_for_memory(c.s, c.stream, address, &at); e != CUDA_SUCCESS)
+      return e;
+  if (c.s->managed.any() && !c.stream->capture)
+    if (const CUresult e = c.s->managed.before_use(address, span(pitch, r)); e != CUDA_SUCCESS)
       return e;
   note_use(c.s, at, address);
   const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};

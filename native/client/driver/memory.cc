@@ -52,6 +52,12 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   AddressRange range;
   if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   Device* d = range.device;
+  if (range.managed) {
+    // Kernels of any device reach it.
+    for (auto& each : s->devices())
+      if (const CUresult e = wait_idle(s, each.get()); e != CUDA_SUCCESS) return e;
+    return s->managed.free(pointer);
+  }
   if (s->sync_memops.any()) s->sync_memops.set(pointer, false);
   if (range.graphs)
     return d->graph_memory.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

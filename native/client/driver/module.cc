@@ -154,6 +154,10 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
                                  nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   s->module_globals.add({reply.address, reply.bytes, d, code_id});
+  if (reply.managed)
+    if (const CUresult failed = s->managed.add_variable(d, reply.address, reply.bytes, code_id);
+        failed != CUDA_SUCCESS)
+      return failed;
   if (address) *address = reply.address;
   if (bytes) *bytes = reply.bytes;
   std::lock_guard lock(g_mutex);
@@ -175,6 +179,7 @@ CUresult unload(Session* s, wire::CodeKind kind, uint64_t id, const std::vector<
     functions.swap(code->functions);
   }
   s->module_globals.drop_of(id);
+  s->managed.drop_variables(id);
   for (const auto& f : functions) table.retire(f.handle);
   CUresult e = CUDA_SUCCESS;
   for (const Device* d : from)
@@ -328,6 +333,20 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary libra
   if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
   return get_global(s, d, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library), name,
                     address, bytes);
+}
+
+CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                             const char* name) {
+  CUdeviceptr found = 0;
+  size_t size = 0;
+  if (!address && !bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = cuLibraryGetGlobal(&found, &size, library, name); e != CUDA_SUCCESS)
+    return e;
+  Session* s = Session::get();
+  if (!s->managed.any() || !s->managed.contains(found)) return CUDA_ERROR_NOT_FOUND;
+  if (address) *address = found;
+  if (bytes) *bytes = size;
+  return CUDA_SUCCESS;
 }
 
 }  // extern "C"

@@ -21,7 +21,8 @@ struct Facts {
   CUmemorytype type = CU_MEMORYTYPE_HOST;
   Device* device = nullptr;
   uint64_t start = 0, bytes = 0;
-  bool plain = false;         // of cuMemAlloc
+  bool plain = false;  // of cuMemAlloc
+  bool managed = false;
   bool same_address = false;  // device and host use the same pointer
 };
 
@@ -35,6 +36,7 @@ Facts facts_of(Session* s, uint64_t address) {
     f.start = range.start;
     f.bytes = range.bytes;
     f.plain = range.plain;
+    f.managed = range.managed;
     return f;
   }
   if (ModuleGlobal global; s->module_globals.find(address, &global)) {
@@ -43,6 +45,7 @@ Facts facts_of(Session* s, uint64_t address) {
     f.device = global.device;
     f.start = global.start;
     f.bytes = global.bytes;
+    f.managed = s->managed.any() && s->managed.contains(address);
     return f;
   }
   const auto range = s->host_memory().find(reinterpret_cast<void*>(address));
@@ -86,12 +89,12 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
       if (f.type == CU_MEMORYTYPE_HOST && !f.same_address) return CUDA_ERROR_INVALID_VALUE;
       return put(to, static_cast<CUdeviceptr>(address));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (f.type == CU_MEMORYTYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+      if (f.type == CU_MEMORYTYPE_DEVICE && !f.managed) return CUDA_ERROR_INVALID_VALUE;
       return put(to, reinterpret_cast<void*>(address));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return put(to, static_cast<unsigned long long>(f.start >> 9));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return put(to, 0u);
+      return put(to, f.managed ? 1u : 0u);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return put(to, static_cast<int>(f.device->index));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:

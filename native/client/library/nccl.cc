@@ -158,7 +158,11 @@ int32_t send(Group g, bool grouped) {
   }
   int64_t status = kSuccess;
   for (const GroupedCall& c : g.calls)
-    if (c.work) session->fences.join(c.work);
+    if (c.work) {
+      if (session->managed.any() && session->managed.before_work(*c.work) != CUDA_SUCCESS)
+        return give_up(g.calls, kCudaError);
+      session->fences.join(c.work);
+    }
   if (known) {
     for (const Part& part : parts)
       if (session->post(ids::id_sluiceNcclGroup, part.body.data(), part.body.size(), {}, nullptr,

@@ -29,6 +29,8 @@ struct Stream {
   alignas(8) uint64_t capture = 0;
   // The newest fence that its work comes after (core/fences.h).
   alignas(8) uint64_t fence = 0;
+  // What it does is ordered by other means, and never behind another stream's (managed/memory.h).
+  bool joins_nothing = false;
   std::vector<CUlaunchAttribute> attributes;  // that it was given
 };
 

@@ -135,9 +135,16 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* pointer, size_t* bytes, CUlibrary libra
   });
 }
 
-// There is no managed memory here, so no library has any.
-CUresult cuLibraryGetManaged(CUdeviceptr*, size_t*, CUlibrary library, const char*) {
-  return with_library_module(library, [](LoadedModule&) { return CUDA_ERROR_NOT_FOUND; });
+CUresult cuLibraryGetManaged(CUdeviceptr* pointer, size_t* bytes, CUlibrary library,
+                             const char* name) {
+  return with_library_module(library, [&](LoadedModule& module) -> CUresult {
+    if (!name || (!pointer && !bytes)) return CUDA_ERROR_INVALID_VALUE;
+    const GlobalVariable* variable = module.variable(name);
+    if (!variable || !variable->managed) return CUDA_ERROR_NOT_FOUND;
+    if (pointer) *pointer = variable->address;
+    if (bytes) *bytes = variable->size;
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult cuLibraryGetUnifiedFunction(void**, CUlibrary library, const char*) {

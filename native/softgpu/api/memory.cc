@@ -57,8 +57,13 @@ bool attribute(const Allocation& known, CUpointer_attribute which, uintptr_t poi
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       *static_cast<void**>(out) = known.host() ? reinterpret_cast<void*>(pointer) : nullptr;
       return known.host();
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      *static_cast<unsigned*>(out) =
+          std::any_of(known.managed.begin(), known.managed.end(), [&](const auto& variable) {
+            return pointer >= variable.first && pointer < variable.second;
+          });
+      return true;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
       *static_cast<unsigned*>(out) = 0;

@@ -23,6 +23,13 @@ bool Allocations::add(Allocation allocation) {
   return true;
 }
 
+void Allocations::set_managed(uintptr_t base,
+                              std::vector<std::pair<uintptr_t, uintptr_t>> variables) {
+  std::lock_guard lock(mutex_);
+  if (auto found = by_base_.find(base); found != by_base_.end())
+    found->second.managed = std::move(variables);
+}
+
 std::optional<Allocation> Allocations::remove(uintptr_t base) {
   std::lock_guard lock(mutex_);
   auto found = by_base_.find(base);

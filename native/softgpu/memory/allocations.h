@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace sluice::softgpu {
 
@@ -24,6 +26,7 @@ struct Allocation {
   uint64_t id = 0;             // unique in the process's life, as CU_POINTER_ATTRIBUTE_BUFFER_ID
   uint64_t handle = 0;         // kMapped: the physical allocation
   unsigned flags = 0;
+  std::vector<std::pair<uintptr_t, uintptr_t>> managed{};  // variables of kGlobal: from, to
 
   bool host() const { return kind == AllocationKind::kHost || kind == AllocationKind::kRegistered; }
 };
@@ -33,6 +36,8 @@ class Allocations {
   static Allocations& instance();
   // False if the range overlaps one that is known.
   bool add(Allocation allocation);
+  // The managed variables in the memory of a module.
+  void set_managed(uintptr_t base, std::vector<std::pair<uintptr_t, uintptr_t>> variables);
   std::optional<Allocation> remove(uintptr_t base);
   std::optional<Allocation> find(uintptr_t address);
   // Whether all of [address, address + size) is known memory.

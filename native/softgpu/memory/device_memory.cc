@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <iterator>
 
 #include "softgpu/align.h"
@@ -28,7 +29,11 @@ void DeviceMemory::refund(uint64_t bytes) {
 uintptr_t DeviceMemory::map(uint64_t bytes) {
   if (bytes > total_ - used_) return 0;
   // Over-map to align to the slab, so that neighbouring slabs do not share one.
-  void* memory = mmap(nullptr, bytes + kSlab, PROT_READ | PROT_WRITE,
+  // Where programs have nothing: a client maps its side of a module's managed variables at the
+  // addresses that they have here (native/client/managed). A wish, no more.
+  static std::atomic<uintptr_t> free_place{0x640000000000};
+  void* wish = reinterpret_cast<void*>(free_place.fetch_add(align_up(bytes, kSlab) + kSlab));
+  void* memory = mmap(wish, bytes + kSlab, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return 0;
   uintptr_t start = reinterpret_cast<uintptr_t>(memory);

@@ -102,7 +102,8 @@ class Linker {
           variable < module_.variables.data() + module_.variables.size()) {
         scope_.variable_address[static_cast<size_t>(variable - module_.variables.data())] = address;
         program_.variables.push_back(
-            {variable->name, address, variable->size, variable->space == Space::kConst});
+            {variable->name, address, variable->size, variable->space == Space::kConst,
+             variable->managed});
       } else {
         body_variables_[variable] = address;
       }

@@ -103,6 +103,7 @@ struct GlobalVariable {
   uint64_t address = 0;
   uint64_t size = 0;
   bool constant = false;
+  bool managed = false;
 };
 
 struct Program {

@@ -31,6 +31,7 @@ struct Variable {
   bool external = false;
   bool unsized = false;
   bool weak = false;
+  bool managed = false;
   uint32_t line = 0;
   uint32_t element_size = 1;
   std::vector<InitElement> init;

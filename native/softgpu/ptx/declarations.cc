@@ -24,7 +24,7 @@ uint64_t float_bits(const Token& token, Type type) {
 
 }  // namespace
 
-Type Parser::parse_declared_type(uint32_t& align, uint32_t& vector) {
+Type Parser::parse_declared_type(uint32_t& align, uint32_t& vector, bool* managed) {
   for (;;) {
     std::string_view word = expect_word();
     if (word == ".align") {
@@ -38,7 +38,13 @@ Type Parser::parse_declared_type(uint32_t& align, uint32_t& vector) {
         if (take().text == ".align") expect_integer();
       }
     } else if (word == ".attribute") {
-      unsupported("variable attributes (managed memory) are not supported");
+      // .attribute(.managed): memory like any other here, as the host has it by copies.
+      expect('(');
+      if (std::string_view name = expect_word(); name != ".managed")
+        unsupported("unsupported variable attribute " + std::string(name));
+      expect(')');
+      if (!managed) fail("only global variables can be managed");
+      *managed = true;
     } else if (word[0] == '.') {
       std::optional<Type> type = type_named(word.substr(1));
       if (!type) unsupported("unsupported type " + std::string(word));
@@ -57,12 +63,14 @@ Type Parser::parse_declared_type(uint32_t& align, uint32_t& vector) {
 std::vector<Variable> Parser::parse_variables(Space space, bool external, bool weak) {
   uint32_t align = 0;
   uint32_t vector = 1;
-  Type type = parse_declared_type(align, vector);
+  bool managed = false;
+  Type type = parse_declared_type(align, vector, space == Space::kGlobal ? &managed : nullptr);
   std::vector<Variable> variables;
   do {
     Variable variable = parse_variable_tail(space, type, align, vector);
     variable.external = external;
     variable.weak = weak;
+    variable.managed = managed;
     if (accept('=')) parse_initialiser(variable);
     variables.push_back(std::move(variable));
   } while (accept(','));

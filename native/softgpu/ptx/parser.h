@@ -51,7 +51,8 @@ class Parser {
   // declarations.cc: variables and initialisers.
   std::vector<Variable> parse_variables(Space space, bool external, bool weak);
   Variable parse_variable_tail(Space space, Type type, uint32_t align, uint32_t vector);
-  Type parse_declared_type(uint32_t& align, uint32_t& vector);
+  // `managed`: whether it may be, and whether it is; nullptr: it may not.
+  Type parse_declared_type(uint32_t& align, uint32_t& vector, bool* managed = nullptr);
   void parse_initialiser(Variable& variable);
   void parse_initialiser_list(Variable& variable, int depth);
   InitElement parse_initialiser_element(Type type);

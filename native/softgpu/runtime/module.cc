@@ -86,6 +86,10 @@ std::shared_ptr<LoadedModule> LoadedModule::load(Context& context, const std::st
     failure.text = "out of memory";
     return nullptr;
   }
+  std::vector<std::pair<uintptr_t, uintptr_t>> managed;
+  for (const GlobalVariable& variable : module->program_.variables)
+    if (variable.managed) managed.emplace_back(variable.address, variable.address + variable.size);
+  if (!managed.empty()) Allocations::instance().set_managed(module->memory_, std::move(managed));
   for (const auto& function : module->program_.functions) {
     if (!function->entry) continue;
     auto kernel = std::make_unique<KernelFunction>();

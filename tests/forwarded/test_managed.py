@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managed memory through a worker: the programs about it, over shared memory, a relay and TCP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool, build_programs
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "demo"))
+from programs import Program, facts, load_programs  # noqa: E402
+
+PROGRAMS = [one for one in load_programs(milestone_only=False) if one.name.startswith("managed")]
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    return build_programs(*(program.name for program in PROGRAMS), "vector_add")
+
+
+@pytest.mark.parametrize("way", ["shm", "relay", "tcp"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_is_as_the_program_expects(tmp_path: Path, built: Path, program: Program, way: str) -> None:
+    with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
+        done = subprocess.run(
+            program.command(built),
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        log = pool.log.read_text()
+    assert program.expected is not None
+    assert facts(done.stdout) == facts(program.expected), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "poisoned" not in log, log
+
+
+#: Whether SIGSEGV has a handler, before there is managed memory and after; what os.readv() gets.
+FROM_PYTHON = """
+import ctypes, os, re, sys, tempfile
+
+def caught():
+    mask = re.search(r"SigCgt:\\s*(\\w+)", open("/proc/self/status").read()).group(1)
+    return int(mask, 16) >> 10 & 1
+
+cuda = ctypes.CDLL("libcudart.so.13")
+memory = ctypes.c_void_p()
+size = 1 << 20
+assert cuda.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(size)) == 0
+assert cuda.cudaMemset(memory, 1, ctypes.c_size_t(size)) == 0
+assert cuda.cudaDeviceSynchronize() == 0
+before = caught()
+assert cuda.cudaMallocManaged(ctypes.byref(memory), ctypes.c_size_t(size), 1) == 0
+assert cuda.cudaMemset(memory, 7, ctypes.c_size_t(size)) == 0
+assert cuda.cudaDeviceSynchronize() == 0
+view = memoryview((ctypes.c_ubyte * size).from_address(memory.value)).cast("B")
+with tempfile.TemporaryFile(buffering=0) as file:
+    sent = os.write(file.fileno(), view)
+    assert cuda.cudaMemset(memory, 0, ctypes.c_size_t(size)) == 0
+    got = os.preadv(file.fileno(), [view], 0)
+print(before, caught(), sent, got, set(view))
+"""
+
+
+def test_costs_no_signal_handler_before_there_is_some(tmp_path: Path) -> None:
+    with StaticPool(tmp_path) as pool:
+        done = pool.run(sys.executable, "-c", FROM_PYTHON)
+    assert done.stdout.split(maxsplit=4) == ["0", "1", "1048576", "1048576", "{7}\n"], done.stderr
