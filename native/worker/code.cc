@@ -154,24 +154,64 @@ void load_known(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_NOT_FOUND;
 }
 
+// What a library has in the present context, as a module. The driver's, until the library goes.
+void library_module(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::LibraryModule>();
+  CodeObject library;
+  if (!d.ok()) return s.reject("LibraryModule is cut short");
+  if (!s.objects.libraries.get(m.library, &library))
+    return s.reject("LibraryModule names a library that the session does not have");
+  if (!s.objects.modules.has_room(m.id)) return s.reject("LibraryModule mints no id that is free");
+  if (!s.use_context(c.header.context)) return;
+  CodeObject module;
+  module.device = c.header.context - 1;
+  module.has_ptx = library.has_ptx;
+  module.of = m.library;
+  reply.status = on_its_thread(s, library, module.device, [&] {
+    return s.driver.cuLibraryGetModule(&module.module, library.library);
+  });
+  if (reply.status == CUDA_SUCCESS && !s.objects.modules.add(m.id, module))
+    s.reject("LibraryModule mints one id twice");
+}
+
+// What was found in code that goes.
+void drop_what_it_has(Session& s, uint64_t id, bool module) {
+  auto& table = module ? s.objects.functions : s.objects.kernels;
+  std::vector<uint64_t> dead;
+  table.for_each([&](uint64_t function, const FunctionObject& f) {
+    if (f.code == id) dead.push_back(function);
+  });
+  FunctionObject gone;
+  for (uint64_t function : dead) table.take(function, &gone);
+  s.globals.drop_of(id);
+}
+
+void drop_modules_of(Session& s, uint64_t library) {
+  std::vector<uint64_t> dead;
+  s.objects.modules.for_each([&](uint64_t id, const CodeObject& module) {
+    if (module.of == library) dead.push_back(id);
+  });
+  CodeObject gone;
+  for (uint64_t id : dead) {
+    drop_what_it_has(s, id, true);
+    s.objects.modules.take(id, &gone);
+  }
+}
+
 void unload(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& u = d.fixed<wire::CodeUnload>();
   if (!d.ok()) return s.reject("CodeUnload is cut short");
   const bool module = u.kind == wire::CodeKind::kModule;
   CodeObject code;
+  if (module && s.objects.modules.get(u.id, &code) && code.of)
+    return s.reject("CodeUnload names a module that goes with its library");
   if (!(module ? s.objects.modules : s.objects.libraries).take(u.id, &code))
     return s.reject("CodeUnload names code that the session does not have");
   if (!s.use(code.device)) return;
-  // Its functions die with it.
-  auto& table = module ? s.objects.functions : s.objects.kernels;
-  std::vector<uint64_t> dead;
-  table.for_each([&](uint64_t id, const FunctionObject& f) {
-    if (f.code == u.id) dead.push_back(id);
-  });
-  FunctionObject gone;
-  for (uint64_t id : dead) table.take(id, &gone);
-  s.globals.drop_of(u.id);
+  drop_what_it_has(s, u.id, module);
+  if (!module) drop_modules_of(s, u.id);
   reply.status =
       module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
   give_code(s, code);
@@ -311,6 +351,7 @@ void add_code_handlers(DispatchTable& t) {
   t[wire::kCodeLoad].run = load;
   t[wire::kCodeLoadKnown].run = load_known;
   t[wire::kCodeUnload].run = unload;
+  t[wire::kLibraryModule].run = library_module;
   t[wire::kFunctionGet].run = function_get;
   t[wire::kFunctionSet].run = function_set;
   t[wire::kGlobalGet].run = global_get;

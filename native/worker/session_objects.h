@@ -37,6 +37,7 @@ struct CodeObject {
   uint32_t device = 0;
   bool has_ptx = false;                // what the driver asks of it may compile
   bool module_kind = true;             // else a library, which belongs to no context
+  uint64_t of = 0;                     // the library whose module it is, if it is one's
   uint64_t bytes = 0, data_bytes = 0;  // charged for it (worker/code_charge.h)
 };
 struct AllocationObject {

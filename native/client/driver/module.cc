@@ -168,27 +168,57 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
 
 namespace {
 
-CUresult unload(Session* s, wire::CodeKind kind, uint64_t id, const std::vector<Device*>& from) {
+// The handles of code that is being unloaded: nobody finds them any more.
+struct Retired {
+  std::vector<Code::Named> functions;
+  std::vector<uint64_t> modules;
+};
+
+bool retire(Session* s, wire::CodeKind kind, uint64_t id, Retired* gone) {
   auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
   auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
-  std::vector<Code::Named> functions;
   {
     std::lock_guard lock(g_mutex);
     Code* code = codes.find(id);
-    if (!code || !codes.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
-    functions.swap(code->functions);
+    if (!code || !codes.retire(id)) return false;
+    gone->functions.swap(code->functions);
+    gone->modules.swap(code->modules);
   }
   s->module_globals.drop_of(id);
   s->managed.drop_variables(id);
-  for (const auto& f : functions) table.retire(f.handle);
+  for (const auto& f : gone->functions) table.retire(f.handle);
+  return true;
+}
+
+// The worker has been told: their slots are others' from now on.
+void recycle(Session* s, wire::CodeKind kind, uint64_t id, const Retired& gone) {
+  auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
+  for (const auto& f : gone.functions) table.recycle(f.handle);
+  (kind == wire::CodeKind::kModule ? s->modules : s->libraries).recycle(id);
+}
+
+CUresult unload(Session* s, wire::CodeKind kind, uint64_t id, const std::vector<Device*>& from) {
+  Retired gone;
+  if (!retire(s, kind, id, &gone)) return CUDA_ERROR_INVALID_HANDLE;
+  std::vector<Retired> of_modules(gone.modules.size());
+  for (size_t i = 0; i < gone.modules.size(); ++i)
+    retire(s, wire::CodeKind::kModule, gone.modules[i], &of_modules[i]);
   CUresult e = CUDA_SUCCESS;
   for (const Device* d : from)
     if (const CUresult told = s->tell(*d, wire::kCodeUnload, wire::CodeUnload{id, kind, 0});
         told != CUDA_SUCCESS)
       e = told;
-  for (const auto& f : functions) table.recycle(f.handle);
-  codes.recycle(id);
+  recycle(s, kind, id, gone);
+  for (size_t i = 0; i < gone.modules.size(); ++i)
+    recycle(s, wire::CodeKind::kModule, gone.modules[i], of_modules[i]);
   return e;
+}
+
+// Of a device; 0: nobody has asked for it yet. g_mutex held.
+uint64_t module_of(Session* s, const Code& library, const Device* d) {
+  for (const uint64_t id : library.modules)
+    if (const Code* module = s->modules.find(id); module && module->device == d) return id;
+  return 0;
 }
 
 }  // namespace
@@ -247,6 +277,7 @@ CUresult cuModuleUnload(CUmodule module) {
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   const auto id = reinterpret_cast<uint64_t>(module);
   const Code* code = s->modules.find(id);
+  if (code && code->library) return CUDA_ERROR_NOT_PERMITTED;
   return unload(s, wire::CodeKind::kModule, id, {code && code->device ? code->device : d});
 }
 
@@ -323,6 +354,40 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
   return get_function(s, s->devices()[0].get(), wire::CodeKind::kLibrary,
                       reinterpret_cast<uint64_t>(library), name,
                       reinterpret_cast<uint64_t*>(kernel));
+}
+
+CUresult cuLibraryGetModule(CUmodule* module, CUlibrary library) {
+  static std::mutex one_at_a_time;  // it is the same one, whoever asks
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!module) return CUDA_ERROR_INVALID_VALUE;
+  const auto of = reinterpret_cast<uint64_t>(library);
+  std::lock_guard only(one_at_a_time);
+  uint64_t id;
+  {
+    std::lock_guard lock(g_mutex);
+    const Code* code = s->libraries.find(of);
+    if (!code) return CUDA_ERROR_INVALID_HANDLE;
+    if ((id = module_of(s, *code, d))) {
+      *module = reinterpret_cast<CUmodule>(id);
+      return CUDA_SUCCESS;
+    }
+  }
+  Code* made = s->modules.create(&id);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->device = d;
+  made->library = of;
+  const CUresult e = s->exchange(wire::kLibraryModule, wire::LibraryModule{id, of}, {}, {}, nullptr,
+                                 nullptr, d->context());
+  if (e != CUDA_SUCCESS) {
+    s->modules.destroy(id);
+    return e;
+  }
+  std::lock_guard lock(g_mutex);
+  if (Code* code = s->libraries.find(of)) code->modules.push_back(id);
+  *module = reinterpret_cast<CUmodule>(id);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,

@@ -18,7 +18,9 @@ struct Device;
 
 // A loaded module or library.
 struct Code {
-  Device* device = nullptr;  // of a module
+  Device* device = nullptr;       // of a module
+  uint64_t library = 0;           // whose module it is, if it is one's: it goes with that
+  std::vector<uint64_t> modules;  // a library's, one of each device that was asked about
   struct Named {
     std::string name;
     uint64_t handle;

@@ -191,6 +191,29 @@ TEST_F(Code, FunctionSet) {
   }
 }
 
+TEST_F(Code, TheModuleOfALibrary) {
+  CUlibrary library = nullptr;
+  ASSERT_EQ(cuLibraryLoadData(&library, ".version 8.0 // library", nullptr, nullptr, 0, nullptr,
+                              nullptr, 0),
+            CUDA_SUCCESS);
+  CUmodule module = nullptr, again = nullptr;
+  ASSERT_EQ(cuLibraryGetModule(&module, library), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryGetModule(&again, library), CUDA_SUCCESS);
+  EXPECT_EQ(module, again);
+  EXPECT_EQ(recording().only("cuLibraryGetModule").at<CUlibrary>(1), driver_of(library));
+  CUfunction function = nullptr;
+  ASSERT_EQ(cuModuleGetFunction(&function, module, "f"), CUDA_SUCCESS);
+  EXPECT_EQ(recording().only("cuModuleGetFunction").at<CUmodule>(1), driver_of(module));
+  EXPECT_EQ(cuModuleUnload(module), CUDA_ERROR_NOT_PERMITTED);
+  ASSERT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
+  EXPECT_TRUE(recording().calls_of("cuModuleUnload").empty()) << "it goes with its library";
+  EXPECT_EQ(cuModuleGetFunction(&function, module, "g"), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuLibraryGetModule(&module, library), CUDA_ERROR_INVALID_HANDLE);
+  const unsigned one = 1;
+  EXPECT_EQ(cuLaunchKernel(function, one, one, one, one, one, one, 0, nullptr, nullptr, nullptr),
+            CUDA_ERROR_INVALID_HANDLE);
+}
+
 TEST_F(Code, GlobalGet) {
   for (bool library : {false, true}) {
     recording().clear();

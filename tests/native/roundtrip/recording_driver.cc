@@ -225,6 +225,9 @@ void Recording::install_objects() {
   SLUICE_ON(cuModuleGetFunction) = [this](CUfunction* f, CUmodule, const char*) {
     return *f = mint<CUfunction>(functions), CUDA_SUCCESS;
   };
+  SLUICE_ON(cuLibraryGetModule) = [this](CUmodule* m, CUlibrary) {
+    return *m = mint<CUmodule>(modules), CUDA_SUCCESS;
+  };
   SLUICE_ON(cuLibraryGetKernel) = [this](CUkernel* k, CUlibrary, const char*) {
     return *k = mint<CUkernel>(functions), CUDA_SUCCESS;
   };

@@ -79,6 +79,12 @@ void add_code(Rig&, Frames* all) {
   f.handles = {offsetof(S, function)};
   f.choices = {offsetof(S, attribute)};
   all->push_back(f);
+  using M = wire::LibraryModule;
+  f = make("LibraryModule", wire::kLibraryModule, true, "cuLibraryGetModule",
+           M{handle_id(HandleKind::kModule, 9), Rig::kLibraryId});
+  f.minted = {offsetof(M, id)};
+  f.handles = {offsetof(M, library)};
+  all->push_back(f);
   using V = wire::GlobalGet;
   f = make("GlobalGet", wire::kGlobalGet, true, "cuModuleGetGlobal_v2",
            V{Rig::kModuleId, CodeKind::kModule, 4}, "data");
