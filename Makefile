@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console and not rdma" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console and not rdma and not releases" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -156,9 +156,9 @@ build/.packages: build/.base
 	dev/install_debian.sh packages
 	@touch $@
 
-build/.images: build/.packages dev/make_guest_roots.sh tests/guest_images/requirements.txt
+build/.images: build/.packages dev/make_roots.sh tests/guest_images/requirements.txt
 	dev/install_debian.sh images
-	dev/make_guest_roots.sh build/guest-images
+	dev/make_roots.sh build/guest-images
 	test -x build/guest-images/venv/bin/python || $(PYTHON) -m venv build/guest-images/venv
 	build/guest-images/venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/guest_images/requirements.txt
 	@touch $@
