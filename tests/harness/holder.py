@@ -18,10 +18,13 @@ import cuda_holder
 class Holder:
     """The process, which is ready when this is made."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(
+        self, environment: dict[str, str], program: Path = Path(cuda_holder.__file__)
+    ) -> None:
+        """With `program` it is another one that is told in the same way."""
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(cuda_holder.__file__))],
+            [sys.executable, str(program)],
             env=environment,
             stdin=pipe,
             stdout=pipe,

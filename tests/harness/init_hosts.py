@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that `sluice init` sets up, each in a folder of its own, with real services.
 
-Used by tests/cli/test_init.py. What a folder's files say beforehand is what a test needs to run several hosts
-on one machine: ports, folders, no libvirt.
+Used by tests/cli/test_init.py. What a folder's files say beforehand is what a test needs to run
+several hosts on one machine: ports, folders, no libvirt.
 """
 
 from __future__ import annotations
