@@ -116,6 +116,7 @@ def lay_tree(tree: Path, wheel: Path, wheels: Sequence[Path]) -> None:
 
 def made_of(version: str, moment: int, compression: str) -> Made:
     """What the packages are besides the tree."""
+    before = (PARTS / "pre_install.sh").read_text()
     post = (PARTS / "post_install.sh").read_text()
     remove = (PARTS / "pre_remove.sh").read_text()
     return Made(
@@ -126,12 +127,13 @@ def made_of(version: str, moment: int, compression: str) -> Made:
         OVERRIDES,
         own_folders=(PREFIX, "/etc/sluice"),
         scripts={
+            "preinst": f"#!/bin/sh\nset -e\n{before}",
             "postinst": '#!/bin/sh\nset -e\n[ "$1" = configure ] || exit 0\n'
             f'FIRST=no; [ -n "$2" ] || FIRST=yes\n{post}',
             "prerm": f'#!/bin/sh\nset -e\n[ "$1" = remove ] || exit 0\n{remove}',
             "postrm": (PARTS / "deb_postrm.sh").read_text(),
         },
-        spec={"POST": post, "PREUN": remove},
+        spec={"PRE": before, "POST": post, "PREUN": remove},
         config_files=CONFIG_FILES,
         compression=compression,
     )
