@@ -9,6 +9,7 @@ its hashes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import stat
 import subprocess
@@ -34,8 +35,23 @@ class SiteError(Exception):
 
 
 def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> list[Path]:
-    """The wheels that the lock names, for these Pythons."""
+    """The wheels that the lock names, for these Pythons; what is there is checked, not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "fetched.txt"
+    wanted = f"{' '.join(pythons)}\n{LOCK.read_text()}"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        fetch(folder, pythons)
+        stamp.write_text(wanted)
+    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in locked()]
+    found = [path for path in found if _is_for(path, pythons)]
+    for path in found:
+        if f"--hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" not in wanted:
+            sys.exit(f"host package: {path} is not what {LOCK.name} says: remove it")
+    return found
+
+
+def fetch(folder: Path, pythons: Sequence[str]) -> None:
+    """Has pip put them there, which checks their hashes."""
     for python in pythons:
         command = [sys.executable, "-m", "pip", "download", "--quiet"]
         command += ["--disable-pip-version-check", "--require-hashes", "--no-deps"]
@@ -44,9 +60,6 @@ def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> list[Path]:
         command += ["--dest", str(folder), "--find-links", str(folder), "-r", str(LOCK)]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"host package: the wheels of {LOCK.name} for Python {python} were not found")
-    wanted = locked()
-    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in wanted]
-    return [path for path in found if _is_for(path, pythons)]
 
 
 def locked() -> set[tuple[str, str]]:
