@@ -37,7 +37,12 @@ from package_formats import CHECKOUT
 
 Made = TypeVar("Made")
 
-SDIST_CODE = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+SDIST_CODE = """
+import os, sys
+from scikit_build_core.build import build_sdist
+os.chdir(sys.argv[1])
+build_sdist(sys.argv[2])
+"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def version_of(source: Path) -> str:
 def build(of: Release) -> None:
     """Every part, in this order."""
     wheel = of.keep(timed("wheel", lambda: build_wheel(of)))
-    timed("source", lambda: of.run("-c", SDIST_CODE, of.dist))
+    timed("source", lambda: of.run("-c", SDIST_CODE, of.source, of.dist))
     bundle = timed("guest bundle", lambda: build_bundle(of))
     packages = timed("packages", lambda: build_packages(of, wheel, bundle))
     wheels = download(of.work.parent / "wheels")
