@@ -57,7 +57,7 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 	$(PY) -m pytest -q -m guest_images tests/guest_images
 
 test-release: build/.host-roots native ## the host's deb and rpm in roots of Debian 12 and 13: `sluice init`, a CUDA program, upgrades; SLUICE_RELEASE for a release's own
-	$(PY) -m pytest -q --durations=8 -m releases tests/releases
+	$(PY) -m pytest -q --durations=8 -m releases tests/releases tests/compatibility
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
