@@ -58,12 +58,8 @@ sluice-host: library-not-linked-against-libc
 sluice-host: unstripped-binary-or-object
 sluice-host: embedded-library
 sluice-host: embedded-javascript-library
-# The Python of the system that is there, of several.
-sluice-host: package-contains-broken-symlink
 # The same scripts serve the rpm, and machines without systemd.
 sluice-host: maintainer-script-calls-systemctl
-# `sluice init` starts what a host is to run.
-sluice-host: package-installs-python-bytecode
 # The project has no address and files no bugs with Debian.
 sluice-host: bogus-mail-host
 sluice-host: bogus-mail-host-in-debian-changelog

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import stat
 import subprocess
 import sys
 import zipfile
@@ -90,7 +89,7 @@ def lay(wheels: Iterable[Path], site: Path) -> None:
                 place = _place(member.filename)
                 if member.is_dir() or place is None:
                     continue
-                _put(site / place, archive.read(member), member, wheel)
+                _put(site / place, archive.read(member), f"{wheel.name}: {member.filename}")
 
 
 def _place(name: str) -> PurePosixPath | None:
@@ -108,14 +107,12 @@ def _place(name: str) -> PurePosixPath | None:
     return path
 
 
-def _put(target: Path, content: bytes, member: zipfile.ZipInfo, wheel: Path) -> None:
+def _put(target: Path, content: bytes, what: str) -> None:
     if target.exists():
         of_one = target.name in OF_ONE_WHEEL or target.parent.name == "sboms"
         if not of_one and target.read_bytes() != content:
-            raise SiteError(f"{wheel.name}: {member.filename} differs from another wheel's")
+            raise SiteError(f"{what} differs from another wheel's")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
-    mode = member.external_attr >> 16
-    is_native = content[:4] == b"\x7fELF"
-    target.chmod(0o755 if mode & stat.S_IXUSR or is_native else 0o644)
+    target.chmod(0o755 if content[:4] == b"\x7fELF" else 0o644)  # nothing else is executed
