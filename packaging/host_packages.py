@@ -58,12 +58,8 @@ sluice-host: library-not-linked-against-libc
 sluice-host: unstripped-binary-or-object
 sluice-host: embedded-library
 sluice-host: embedded-javascript-library
-# The Python of the system that is there, of several.
-sluice-host: package-contains-broken-symlink
 # The same scripts serve the rpm, and machines without systemd.
 sluice-host: maintainer-script-calls-systemctl
-# `sluice init` starts what a host is to run.
-sluice-host: package-installs-python-bytecode
 # The project has no address and files no bugs with Debian.
 sluice-host: bogus-mail-host
 sluice-host: bogus-mail-host-in-debian-changelog
@@ -80,8 +76,8 @@ for name, text in texts.items():
 """
 
 
-def lay_tree(tree: Path, kind: str, wheel: Path, wheels: Sequence[Path]) -> None:
-    """Lays the files as a package has them."""
+def lay_tree(tree: Path, wheel: Path, wheels: Sequence[Path]) -> None:
+    """Lays the files as both packages have them."""
     home = tree / PREFIX[1:]
     first, *others = PYTHONS
     site = home / "lib" / f"python{first}" / "site-packages"
@@ -106,7 +102,6 @@ def lay_tree(tree: Path, kind: str, wheel: Path, wheels: Sequence[Path]) -> None
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(site)})
     for name in CONFIG_FILES:
         write(tree / name[1:], (HOST / Path(name).name).read_text())
-    write(home / "packaged", f"{kind}\n")
     documents = tree / f"usr/share/doc/{NAME}"
     for name in ("configuration.md", "deployment.md", "releases.md"):
         write(documents / name, (CHECKOUT / "docs" / name).read_text())
@@ -117,6 +112,7 @@ def lay_tree(tree: Path, kind: str, wheel: Path, wheels: Sequence[Path]) -> None
 
 def made_of(version: str, moment: int, compression: str) -> Made:
     """What the packages are besides the tree."""
+    before = (PARTS / "pre_install.sh").read_text()
     post = (PARTS / "post_install.sh").read_text()
     remove = (PARTS / "pre_remove.sh").read_text()
     return Made(
@@ -127,53 +123,69 @@ def made_of(version: str, moment: int, compression: str) -> Made:
         OVERRIDES,
         own_folders=(PREFIX, "/etc/sluice"),
         scripts={
+            "preinst": f"#!/bin/sh\nset -e\n{before}",
             "postinst": '#!/bin/sh\nset -e\n[ "$1" = configure ] || exit 0\n'
             f'FIRST=no; [ -n "$2" ] || FIRST=yes\n{post}',
             "prerm": f'#!/bin/sh\nset -e\n[ "$1" = remove ] || exit 0\n{remove}',
             "postrm": (PARTS / "deb_postrm.sh").read_text(),
         },
-        spec={"POST": post, "PREUN": remove},
+        spec={"PRE": before, "POST": post, "PREUN": remove},
         config_files=CONFIG_FILES,
         compression=compression,
     )
 
 
 def build(
-    wheel: Path, wheels: Sequence[Path], version: str, moment: int, dist: Path, compression: str
+    wheel: Path,
+    wheels: Sequence[Path],
+    version: str,
+    moment: int,
+    dist: Path,
+    compression: str = "xz",
+    kinds: Sequence[str] = ("deb", "rpm"),
 ) -> list[Path]:
-    """Both packages."""
+    """The packages."""
     dist.mkdir(parents=True, exist_ok=True)
     of = made_of(package_version(version), moment, compression)
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("deb", "rpm"):
+        both = Path(folder) / "both"
+        lay_tree(both, wheel, wheels)
+        for kind in kinds:
             tree = Path(folder) / kind
-            lay_tree(tree, kind, wheel, wheels)
+            shutil.copytree(both, tree, symlinks=True, copy_function=os.link)
+            write(tree / PREFIX[1:] / "packaged", f"{kind}\n")
             if kind == "deb":
                 found.append(build_deb(of, tree, dist))
             else:
                 top = Path(folder) / "rpmbuild"
                 top.mkdir()
                 found.append(build_rpm(of, tree, dist, top))
-            shutil.rmtree(tree)
     return found
 
 
 def main() -> None:
-    """Packs a build for this machine."""
+    """Packs a release's wheel, or a build for this machine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--built", type=Path, default=CHECKOUT / "build" / "native")
     parser.add_argument("--work", type=Path, default=CHECKOUT / "build" / "release")
     parser.add_argument("--dist", type=Path, default=CHECKOUT / "dist")
+    parser.add_argument("--kinds", nargs="+", default=("deb", "rpm"), choices=("deb", "rpm"))
+    parser.add_argument("--wheel", type=Path, help="a release's wheel, in the place of --built")
+    parser.add_argument("--wheels", type=Path, help="the folder of what it needs")
     parser.add_argument("--version", default="", help="another version, for tests of upgrades")
     arguments = parser.parse_args()
     moment = date_of_sources()
+    if arguments.wheel:
+        wheels = download(arguments.wheels)
+        build(arguments.wheel, wheels, arguments.version, moment, arguments.dist)
+        return
     tools = release_wheel.make_tools(arguments.work / "tools")
     work = arguments.work / "built"
     wheel = release_wheel.pack_built(CHECKOUT, tools, work, moment, arguments.built)
     version = arguments.version or wheel.name.split("-")[1]
     wheels = download(arguments.work / "wheels")
-    for path in build(wheel, wheels, version, moment, arguments.dist, "gzip"):
+    for path in build(wheel, wheels, version, moment, arguments.dist, "none", arguments.kinds):
         print(f"{path} ({path.stat().st_size / 1e6:.1f} MB), for this machine's system")
 
 

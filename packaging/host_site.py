@@ -9,8 +9,8 @@ its hashes.
 
 from __future__ import annotations
 
+import hashlib
 import re
-import stat
 import subprocess
 import sys
 import zipfile
@@ -34,8 +34,23 @@ class SiteError(Exception):
 
 
 def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> list[Path]:
-    """The wheels that the lock names, for these Pythons."""
+    """The wheels that the lock names, for these Pythons; what is there is checked, not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "fetched.txt"
+    wanted = f"{' '.join(pythons)}\n{LOCK.read_text()}"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        fetch(folder, pythons)
+        stamp.write_text(wanted)
+    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in locked()]
+    found = [path for path in found if _is_for(path, pythons)]
+    for path in found:
+        if f"--hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" not in wanted:
+            sys.exit(f"host package: {path} is not what {LOCK.name} says: remove it")
+    return found
+
+
+def fetch(folder: Path, pythons: Sequence[str]) -> None:
+    """Has pip put them there, which checks their hashes."""
     for python in pythons:
         command = [sys.executable, "-m", "pip", "download", "--quiet"]
         command += ["--disable-pip-version-check", "--require-hashes", "--no-deps"]
@@ -44,9 +59,6 @@ def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> list[Path]:
         command += ["--dest", str(folder), "--find-links", str(folder), "-r", str(LOCK)]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"host package: the wheels of {LOCK.name} for Python {python} were not found")
-    wanted = locked()
-    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in wanted]
-    return [path for path in found if _is_for(path, pythons)]
 
 
 def locked() -> set[tuple[str, str]]:
@@ -77,7 +89,7 @@ def lay(wheels: Iterable[Path], site: Path) -> None:
                 place = _place(member.filename)
                 if member.is_dir() or place is None:
                     continue
-                _put(site / place, archive.read(member), member, wheel)
+                _put(site / place, archive.read(member), f"{wheel.name}: {member.filename}")
 
 
 def _place(name: str) -> PurePosixPath | None:
@@ -95,14 +107,12 @@ def _place(name: str) -> PurePosixPath | None:
     return path
 
 
-def _put(target: Path, content: bytes, member: zipfile.ZipInfo, wheel: Path) -> None:
+def _put(target: Path, content: bytes, what: str) -> None:
     if target.exists():
         of_one = target.name in OF_ONE_WHEEL or target.parent.name == "sboms"
         if not of_one and target.read_bytes() != content:
-            raise SiteError(f"{wheel.name}: {member.filename} differs from another wheel's")
+            raise SiteError(f"{what} differs from another wheel's")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
-    mode = member.external_attr >> 16
-    is_native = content[:4] == b"\x7fELF"
-    target.chmod(0o755 if mode & stat.S_IXUSR or is_native else 0o644)
+    target.chmod(0o755 if content[:4] == b"\x7fELF" else 0o644)  # nothing else is executed

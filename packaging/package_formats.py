@@ -47,7 +47,7 @@ class Made:
     scripts: Mapping[str, str] = field(default_factory=dict)  # the deb's: name → text
     spec: Mapping[str, str] = field(default_factory=dict)  # for @NAME@ in the spec
     config_files: Sequence[str] = ()  # absolute; an upgrade keeps what was changed in them
-    compression: str = "xz"  # xz or gzip
+    compression: str = "xz"  # or none
 
     @property
     def documents(self) -> str:
@@ -160,7 +160,7 @@ def build_rpm(made: Made, tree: Path, dist: Path, top: Path) -> Path:
         spec = spec.replace(f"@{name}@", text)
     write(top / f"{made.name}.spec", spec)
     date(tree, made.moment)
-    packing = {"xz": "w9.xzdio", "gzip": "w6.gzdio"}
+    packing = {"xz": "w9.xzdio", "none": "w.ufdio"}
     defines = {
         "_topdir": str(top),
         "_rpmdir": str(top / "out"),

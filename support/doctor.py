@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sluice.cli.setup.answers import recorded
 from sluice.config import controller, server
+from sluice.config.ini import ConfigError
 from sluice.config.version import own_version
 from sluice.guest_runtime.doctor import client_areas, machine_area
 from sluice.guest_runtime.examination import Area, Result, examine
@@ -19,13 +21,25 @@ from sluice.support.parts import Part
 
 
 def parts_here(server_file: Path | None, controller_file: Path | None) -> list[Part]:
-    """What this host is, by the files that it has; a machine that is neither is a client."""
+    """What this host is: as `sluice init` was told, or by the files that it has; else a client."""
+    if not server_file and not controller_file and (role := _role()):
+        return [part for part in (Part.SERVER, Part.CONTROLLER) if role in ("both", part.value)]
     parts = []
     if server_file or server.DEFAULT_PATH.exists():
         parts.append(Part.SERVER)
     if controller_file or controller.DEFAULT_PATH.exists():
         parts.append(Part.CONTROLLER)
     return parts or [Part.CLIENT]
+
+
+def _role() -> str:
+    """What `sluice init` made of this host: its package has the files of both."""
+    try:
+        before = recorded(server.DEFAULT_PATH.parent)
+    except ConfigError:
+        return ""  # what is wrong with that file is not what is looked for
+    role = before.get("role", "")
+    return role if role in ("both", "server", "controller") else ""
 
 
 def examined(

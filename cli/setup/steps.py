@@ -27,7 +27,7 @@ from sluice.cli.setup.accounts import (
     accounts_of,
     first_tokens,
 )
-from sluice.cli.setup.answers import FILE, Answers, recorded
+from sluice.cli.setup.answers import FILE, Answers, recorded, settled
 from sluice.cli.setup.ini_editing import Wanted, with_keys
 from sluice.cli.setup.join_file import JoinFile
 from sluice.cli.setup.pool_files import (
@@ -177,7 +177,9 @@ class Plan:
         host.write(places.folder / NODE_TOKEN, f"{secret}\n", 0o600)
 
     def _controller(self) -> Controller:
-        return own_controller(self.places, self.answers)
+        """As it runs now: with what an earlier run was told."""
+        before = recorded(self.places.folder)
+        return own_controller(self.places, settled({}, before) if before else self.answers)
 
 
 def controller_with(addresses: Sequence[str], ca: Path, secret: str, tls: bool) -> Controller:

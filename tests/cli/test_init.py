@@ -189,7 +189,9 @@ def test_an_account_of_later_is_made_by_the_controller(host: MakeHost) -> None:
     alone.must_init(*FIRST)
     alone.start("controller")
     alone.ask("status")
-    alone.must_init("--project", "beta", "--yes")
+    # it is asked as it runs, and not as it will after this
+    alone.must_init("--project", "beta", "--tls", "--yes")
+    alone.must_init("--no-tls", "--yes")
     whoami = json.loads(alone.ask("token", "whoami", "-o", "json", account="beta"))
     assert whoami["project"] == "beta"
     # without its controller it says what to do, and makes no token that opens nothing

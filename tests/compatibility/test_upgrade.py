@@ -8,6 +8,7 @@ release's server also has to be understood by it. Skipped where the native part 
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ from control_plane import ControlPlane, native_worker, wait_for
 from holder import Holder
 from relay_host import RelayHost
 
-from .releases import NAMES, RELEASES
+from .releases import NAMES, RELEASES, ROOT
 from .unpacked import unpacked
 
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
+
+
+PROGRAMS = ROOT / "build" / "programs"
 
 
 @dataclass(frozen=True)
@@ -127,3 +131,24 @@ def test_a_relay_of_a_release_is_adopted_too(plane: ControlPlane, release: Relea
         wait_for(lambda: not far.relays(), message="the relay to end")
     finally:
         far.close()
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_todays_clients_work_with_a_node_of_the_release(plane: ControlPlane, channel: str) -> None:
+    """A guest may be upgraded before its host: what a release's node knows, it does."""
+    program = holder(plane.program_environment(SLUICE_CHANNEL=channel))
+    assert [program.work() for _ in range(3)] == [0, 0, 0]
+    program.kill()
+    wait_for(lambda: not plane.grants(), message="the grant to return")
+    vector_add = PROGRAMS / "vector_add"
+    if not vector_add.exists():
+        pytest.skip("the test programs are not built (make programs)")
+    done = subprocess.run(
+        [vector_add],
+        env=plane.program_environment(SLUICE_CHANNEL=channel, SLUICE_GMEM="64"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -114,7 +114,7 @@ def make_root(tmp_path: Path, program: Path) -> Iterator[MakeRoot]:
     def make(suite: str) -> Root:
         base = oldest_root() if suite == "oldest" else ROOTS / suite
         if not base.is_dir():
-            pytest.skip(f"{base} was not made: the mirror has no {suite} (dev/make_guest_roots.sh)")
+            pytest.skip(f"{base} was not made: the mirror has no {suite} (dev/make_roots.sh)")
         root = Root(tmp_path / suite, base)
         made.append(root)
         root.put(program, "/add")

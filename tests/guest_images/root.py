@@ -36,6 +36,8 @@ class Root:
             subprocess.run(["cp", "-a", f"{base}/.", folder], check=True)
         #: Folders of this machine that commands see: place in the root → folder.
         self.mounts: dict[str, Path] = {}
+        #: What commands are started by, such as a network of their own.
+        self.enter: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Takes the root away."""
@@ -58,15 +60,8 @@ class Root:
         self, command: str, *, timeout: float = 300, stdin: str = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Runs a line of shell in the root."""
-        lines = ["set -e"]
-        for place in ("proc", "dev", "sys"):
-            lines += [f"mkdir -p {place}", f"mount --rbind /{place} {place}"]
-        for place, folder in self.mounts.items():
-            inside = shlex.quote(place.lstrip("/"))
-            lines += [f"mkdir -p {inside}", f"mount --bind {shlex.quote(str(folder))} {inside}"]
-        lines.append('exec chroot . /bin/sh -c "$1"')
         return subprocess.run(
-            ["unshare", "--mount", "--uts", "sh", "-c", "\n".join(lines), "sh", command],
+            self._words(command),
             cwd=self.folder,
             env={**ENVIRONMENT, **variables},
             input=stdin,
@@ -76,6 +71,29 @@ class Root:
             timeout=timeout,
             check=False,
         )
+
+    def start(self, command: str, output: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Starts a line of shell in the root, which says what it says into a file."""
+        with output.open("ab") as out:
+            return subprocess.Popen(
+                self._words(f"exec {command}"),
+                cwd=self.folder,
+                env={**ENVIRONMENT, **variables},
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+            )
+
+    def _words(self, command: str) -> list[str]:
+        lines = ["set -e"]
+        for place in ("proc", "dev", "sys"):
+            lines += [f"mkdir -p {place}", f"mount --rbind /{place} {place}"]
+        for place, folder in self.mounts.items():
+            inside = shlex.quote(place.lstrip("/"))
+            lines += [f"mkdir -p {inside}", f"mount --bind {shlex.quote(str(folder))} {inside}"]
+        lines.append('exec chroot . /bin/sh -c "$1"')
+        shell = ["unshare", "--mount", "--uts", "sh", "-c", "\n".join(lines), "sh", command]
+        return [*self.enter, *shell]
 
     def check(self, command: str, *, stdin: str = "", **variables: str) -> str:
         """Runs a line of shell that must succeed; returns what it printed."""

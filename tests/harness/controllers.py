@@ -94,8 +94,8 @@ class Controllers:
             self.start_one(number)
         self.leader()
 
-    def start_one(self, number: int) -> None:
-        """Starts one, anew or again."""
+    def start_one(self, number: int, environment: dict[str, str] | None = None) -> None:
+        """Starts one, anew or again; with `environment` another one, such as a newer release's."""
         with (self._folder / f"controller{number}.out").open("ab") as out:
             self.processes[number] = subprocess.Popen(
                 [
@@ -104,7 +104,7 @@ class Controllers:
                 ],
                 stdout=out,
                 stderr=out,
-                env=self._environment,
+                env={**self._environment, **(environment or {})},
             )
 
     def part(self, number: int) -> dict[str, Any]:

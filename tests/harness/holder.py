@@ -23,11 +23,15 @@ class Holder:
         self,
         environment: dict[str, str],
         started_by: Callable[[list[str]], list[str]] = lambda command: command,
+        program: Path = Path(cuda_holder.__file__),
     ) -> None:
-        """`started_by`: what the command becomes, such as one in namespaces of its own."""
+        """`started_by`: what the command becomes, such as one in namespaces of its own.
+
+        With `program` it is another one that is told in the same way.
+        """
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            started_by([sys.executable, str(Path(cuda_holder.__file__))]),
+            started_by([sys.executable, str(program)]),
             env=environment,
             stdin=pipe,
             stdout=pipe,

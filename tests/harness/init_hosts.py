@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that `sluice init` sets up, each in a folder of its own, with real services.
 
-Used by tests/cli/test_init.py. What a folder's files say beforehand is what a test needs to run several hosts
-on one machine: ports, folders, no libvirt.
+Used by tests/cli/test_init.py. What a folder's files say beforehand is what a test needs to run
+several hosts on one machine: ports, folders, no libvirt.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class InitHost:
         https = "cert_file" in (etc / "controller.conf").read_text()
         address = f"{'https' if https else 'http'}://127.0.0.1:{(of or self).rest_port}"
         token = etc / "accounts" / f"{account}.token"
-        before: list[str | Path] = ["--token-file", token, *(["--ca", etc / "ca/ca.crt"] if https else [])]
+        before: list[str | Path] = ["--token-file", token]
+        if https:
+            before += ["--ca", etc / "ca/ca.crt"]
 
         def answered() -> subprocess.CompletedProcess[str] | None:
             done = sluice(*before, *words, SLUICE_CONTROLLER=address)

@@ -83,13 +83,13 @@ def test_libvirts_page(host: FreshMachine, guest: Guest) -> None:
             "a CI machine's packages are not the test's to change; that there are such is checked",
             f"apt-get install -y --simulate {PACKAGES}",
         ),
-        "python3 -m venv /opt/sluice-host": Instead(
+        "python3 -m venv /opt/sluice-venv": Instead(
             "pip is not used here (the next line), and takes seconds",
-            "python3 -m venv --without-pip /opt/sluice-host",
+            "python3 -m venv --without-pip /opt/sluice-venv",
         ),
-        '/opt/sluice-host/bin/pip install "$SOURCE[libvirt]"': Instead(
+        '/opt/sluice-venv/bin/pip install "$SOURCE[libvirt]"': Instead(
             "compiling the wheel takes ten minutes; the checkout has the same commands",
-            f"ln -s {commands}/* /opt/sluice-host/bin/",
+            f"ln -s {commands}/* /opt/sluice-venv/bin/",
         ),
         "systemctl daemon-reload": Instead(
             "there is no systemd; what it would read is there",

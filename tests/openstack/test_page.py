@@ -75,8 +75,8 @@ def machine(rig: OpenStackRig, pool: Pool, nova_untold: None) -> Iterator[FreshM
     )
     try:
         commands = shlex.quote(str(CHECKOUT / "build/bin"))
-        made.run(f"mkdir -p /opt/sluice-host/bin; ln -s {commands}/* /opt/sluice-host/bin/", {})
-        made.run("ln -s /opt/sluice-host/bin/sluice /usr/local/bin/sluice", {})
+        made.run(f"mkdir -p /opt/sluice-venv/bin; ln -s {commands}/* /opt/sluice-venv/bin/", {})
+        made.run("ln -s /opt/sluice-venv/bin/sluice /usr/local/bin/sluice", {})
         files = {
             ".sluice/token": pool.first_token(),
             ".config/openstack/clouds.yaml": CLOUDS.format(**rig.credentials()),
@@ -138,9 +138,9 @@ def test_openstacks_page(
         return ""
 
     instead = {
-        '/opt/sluice-host/bin/pip install "$SOURCE[openstack]"': Instead(
+        '/opt/sluice-venv/bin/pip install "$SOURCE[openstack]"': Instead(
             "compiling the wheel takes ten minutes; the checkout's command has the adapter",
-            "/opt/sluice-host/bin/sluice openstack --help",
+            "/opt/sluice-venv/bin/sluice openstack --help",
         ),
         "systemctl enable --now sluice-openstack": Instead(
             "there is no systemd; the unit's command runs, as its user", start_adapter

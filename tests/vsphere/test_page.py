@@ -138,15 +138,15 @@ def test_vspheres_page(
 
     wheel = Instead(
         "compiling the wheel takes ten minutes; the checkout has the same commands",
-        f"ln -s {shlex.quote(str(CHECKOUT / 'build/bin'))}/* /opt/sluice-host/bin/",
+        f"ln -s {shlex.quote(str(CHECKOUT / 'build/bin'))}/* /opt/sluice-venv/bin/",
     )
     instead = {
-        "python3 -m venv /opt/sluice-host": Instead(
+        "python3 -m venv /opt/sluice-venv": Instead(
             "pip is not used here (the next line), and takes seconds",
-            "python3 -m venv --without-pip /opt/sluice-host",
+            "python3 -m venv --without-pip /opt/sluice-venv",
         ),
-        '/opt/sluice-host/bin/pip install "$SOURCE[vsphere]"': wheel,
-        '/opt/sluice-host/bin/pip install "$SOURCE"': wheel,
+        '/opt/sluice-venv/bin/pip install "$SOURCE[vsphere]"': wheel,
+        '/opt/sluice-venv/bin/pip install "$SOURCE"': wheel,
         "systemctl daemon-reload": Instead(
             "there is no systemd; what it would read is there",
             "cd /etc/systemd/system && test -s sluice-vsphere.service -a -s sluice-server.service",
