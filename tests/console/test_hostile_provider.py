@@ -327,13 +327,13 @@ async def test_nobody_is_sent_elsewhere(
     assert f'value="{page}"' not in answer.text
 
 
-async def test_a_form_of_another_site_changes_no_capacity(
+async def test_a_form_of_another_site_changes_no_role(
     place: Place, provider: ScriptedProvider
 ) -> None:
     browser = place.browser()
     await came_back(browser, provider)
     form = fields_of((await browser.get("/nodes")).text, "/console/sign-out")
-    fields = {**form, "capacity": "admin"}
+    fields = {**form, "assignment": "admin"}
     answer = await browser.post("/work-as", fields, origin="https://evil.example")
     assert answer.status_code == 403
     assert (await browser.post("/work-as", {**fields, "csrf": ""})).status_code == 403
