@@ -6,8 +6,8 @@ person is a subject of an issuer; the name is for people and may change. Groups 
 provider said them at the last sign-in, and rights are made of them by the settings at each request:
 so other settings count at once, and other groups from the next sign-in on.
 
-Whoever has several tiers or projects works in one role assignment at a time: of the whole pool, or of one
-project, and so sees and does no more than that.
+Whoever has several tiers or projects works in one role assignment at a time: of the whole pool, or
+of one project, and so sees and does no more than that.
 """
 
 from __future__ import annotations

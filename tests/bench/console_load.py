@@ -252,8 +252,6 @@ def grant_figures(full: FullConsole) -> list[Figure]:
             "console_grants_ratio",
             statistics.median(ratios),
             "ratio",
-            floor=statistics.median(alone),
-            floor_of="grants a second without consoles",
             limit=LEAST_RATIO,
             better="higher",
             spread=(min(ratios), max(ratios)),
