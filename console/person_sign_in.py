@@ -31,7 +31,7 @@ from sluice.controller.auth.audit import DENIED
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.auth.oidc import Identity, NotProven, RelyingParty, SignIn
 from sluice.controller.auth.oidc_provider import ProviderError
-from sluice.controller.auth.people import Person, id_of
+from sluice.controller.auth.people import Person
 
 BEGIN = f"{SIGN_IN}/oidc"
 CALLBACK = f"{BEGIN}/callback"
@@ -197,7 +197,7 @@ class _PersonSignIn:
         if subject and person is None:
             return Response(status_code=200)
         count = await self._browsers.end_at_provider(person.id if person else "", sid)
-        whose = person.id if person else id_of(self._party.section.issuer, f"session {sid}")
+        whose = person.id if person else "provider"
         text = f"signed out at the provider ({count} sessions of the console)"
         await self._audit.changed(SIGNED_OUT, whose, text)
         return Response(status_code=200)

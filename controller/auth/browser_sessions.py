@@ -171,7 +171,8 @@ class BrowserSessions:
             for each in self._sessions.values()
             if each.person
             and (each.person == person_id if person_id else True)
-            and (each.sid == sid if sid else True)
+            # one of which the provider named no session is meant as well
+            and (each.sid in ((sid, "") if person_id else (sid,)) if sid else True)
             and (person_id or sid)
         ]
         await self._end(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People who sign in by OpenID Connect: their tiers, the one role at a time, what ends their sessions.
+"""People who sign in by OpenID Connect: tiers, one role at a time, what ends their sessions.
 
 The provider is scripted, over a real socket; test_chromium_people.py has a real one.
 """
