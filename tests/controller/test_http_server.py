@@ -490,19 +490,3 @@ def test_half_sent_requests_leave_the_controller_to_others(
         assert plane.log("controller").count("REST") < 30, "and the log stays short"
         for each in half:
             each.close()
-
-
-async def test_small_answers_do_not_wait_for_acknowledgements() -> None:
-    """Its connections send without Nagle's algorithm, which holds the second piece back."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError
-
-    server = GuardedServer("the server", app, EIGHT, PeerLines(logging.getLogger("test")))
-    port = server.listen("127.0.0.1", 0)
-    with socket.create_connection(("127.0.0.1", port)):
-        server.listening.setblocking(True)
-        connected, _ = server.listening.accept()
-        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        connected.close()
-    server.listening.close()
