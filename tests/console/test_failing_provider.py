@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -186,6 +187,27 @@ async def test_keys_are_renewed_when_the_provider_signs_with_another(
     provider.keys.pop(0)  # the old one is withdrawn
     provider.key, provider.header = provider.keys[0], {"kid": "two"}
     await proven()
+
+
+async def test_keys_that_cannot_be_had_are_not_asked_for_by_each_who_comes(
+    provider: ScriptedProvider,
+) -> None:
+    """Anybody may send a logout token that names a key."""
+    clock = [100.0]
+    section = OidcSection.model_validate({"issuer": provider.issuer, "groups": "a=admin"})
+    there = oidc_provider.Provider(provider.issuer, monotonic=lambda: clock[0])
+    party = RelyingParty(section, provider=there)
+    provider.answers["/keys"] = lambda _: (503, {}, b"")
+    for _ in range(5):
+        with pytest.raises(ProviderError, match="answers with 503"):
+            await party.logged_out(provider.id_token())
+    assert provider.asked.count("/keys") == 1
+    del provider.answers["/keys"]
+    clock[0] += oidc_provider.FAILED_SECONDS + 1
+    made_up = [party.logged_out(provider.id_token()) for _ in range(10)]
+    found = await asyncio.gather(*made_up, return_exceptions=True)
+    assert all(isinstance(each, NotProven) for each in found), found
+    assert provider.asked.count("/keys") == 2
 
 
 async def test_so_many_are_under_way_at_a_time(

@@ -190,6 +190,8 @@ def test_tiers_come_of_groups_the_highest_first(tmp_path: Path) -> None:
         ({"groups": "a=admin, a=viewer"}, "twice"),
         ({"groups": "a="}, "nothing is no tier"),
         ({}, "lets nobody in"),
+        ({"everybody": "admin"}, "too much"),
+        ({"everybody": "operator"}, "too much"),
         ({"groups": "a=admin", "issuer": "http://login.example.org"}, "is not https://"),
         ({"groups": "a=admin", "issuer": "ftp://login.example.org"}, "is no address"),
         ({"groups": "a=admin", "issuer": "https://u:p@login.example.org"}, "is no address"),
