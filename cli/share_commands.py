@@ -274,32 +274,35 @@ def usage(
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="the last hour")] = None,
     project: Annotated[str | None, typer.Option(help="only this project's")] = None,
+    people: Annotated[
+        bool, typer.Option("--people", help="by person and label, by the day (UTC)")
+    ] = False,
     address: Address = None,
     output_format: Annotated[
         UsageFormat, typer.Option("--output", "-o", help="table, json, yaml or csv")
     ] = UsageFormat.TABLE,
 ) -> None:
-    """Shows what projects held times how long and had of GPUs, by the hour."""
+    """Shows what projects, or people, held times how long and had of GPUs."""
     wanted = {"from": begin, "to": end, "project": project}
     parameters: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     api = controller(address)
     if output_format is UsageFormat.CSV:
-        sys.stdout.write(api.text("/usage.csv", **parameters))
+        sys.stdout.write(api.text("/usage/shares.csv" if people else "/usage.csv", **parameters))
         return
-    answer = api.get("/usage", **parameters)
+    answer = api.get("/usage/shares" if people else "/usage", **parameters)
     if output.show_data(answer, Format(output_format.value)):
         return
+    whose = {"DAY": "day", "PROJECT": "project", "PERSON": "person", "LABEL": "label"}
     output.show_table(
         {
-            "HOUR": "hour",
-            "PROJECT": "project",
+            **(whose if people else {"HOUR": "hour", "PROJECT": "project"}),
             "VGPU SECONDS": "vgpu_seconds",
             "MIB SECONDS": "memory_mib_seconds",
             "PERCENT SECONDS": "compute_percent_seconds",
             "GPU SECONDS": "gpu_seconds",
             "GPU WAIT": "gpu_wait_seconds",
         },
-        answer["usage"],
+        answer["shares" if people else "usage"],
         "nothing was used",
     )
 

@@ -57,7 +57,12 @@ def _groups(value: object) -> object:
 def _everybody(value: object) -> object:
     if not isinstance(value, str):
         return value
-    return _rights(value) if value.strip() else None
+    if not value.strip():
+        return None
+    tier, projects = _rights(value)
+    if tier in (Tier.ADMIN, Tier.OPERATOR):
+        raise ValueError(f"{tier} for anybody with an account is too much; give that to a group")
+    return tier, projects
 
 
 def _address(value: str) -> str:

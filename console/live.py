@@ -3,11 +3,11 @@
 
 Used by console.streams. A browser subscribes to the parts that are on its screen. A part that
 several look at with equal rights is one to be watched: it is rendered when the pool changed what it
-is about, at most once a second, and sent to each that has another version of it. A browser that
-does not read gets the newest version of each part when it does, and nothing in between.
+is about, some time apart (parts.Kind), and sent to each that has another version of it. A browser
+that does not read gets the newest version of each part when it does, and nothing in between.
 
 It promises that it costs nothing while nobody looks, that a change is rendered within TICK_SECONDS
-unless its part was rendered less than a second before, and that rendering takes at most a tenth of
+unless its part was rendered less than `apart` before, and that rendering takes at most a tenth of
 the controller's time, a short while at once. Where there is more to be done, what the pool changed
 comes first and what only grows old last, and screens are later.
 """

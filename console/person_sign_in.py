@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signing in by OpenID Connect: to the provider and back, the capacity to act in, and its sign-out.
+"""Signing in by OpenID Connect: to the provider and back, the role to act in, and its sign-out.
 
 Mounted by console.app where [oidc] names an issuer. The browser is sent to the provider by a link,
 as the policy of content lets forms go nowhere else, and keeps the secret of this one sign-in in a
@@ -31,7 +31,7 @@ from sluice.controller.auth.audit import DENIED
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.auth.oidc import Identity, NotProven, RelyingParty, SignIn
 from sluice.controller.auth.oidc_provider import ProviderError
-from sluice.controller.auth.people import Person, id_of
+from sluice.controller.auth.people import Person
 
 BEGIN = f"{SIGN_IN}/oidc"
 CALLBACK = f"{BEGIN}/callback"
@@ -74,7 +74,7 @@ class _PersonSignIn:
 
         @routes.post("/work-as")
         async def work_as(request: Request) -> Response:
-            """Another capacity of the same person."""
+            """Another role assignment of the same person."""
             return await self._work_as(request)
 
         @routes.post(BACK_CHANNEL)
@@ -140,11 +140,11 @@ class _PersonSignIn:
         people = self._browsers.access.people
         assert people is not None
         person = await people.signed_in(identity, self._browsers.access.tokens.wall())
-        rights, capacities = people.rights(person), people.capacities(person)
+        rights, assignments = people.rights(person), people.assignments(person)
         # before anything else: what was opened with other rights is over
         ended = await self._browsers.end_changed(person.id, rights)
         who = f"{person.id} ({person.name} of {person.origin}) from {_address(request)}"
-        if not capacities:
+        if not assignments:
             await self._audit.refused(DENIED, person.id, f"sign-in without any right: {who}")
             return self._failed(
                 request, back, f"{person.name} is in none of the groups that are let in; ask the "
@@ -153,10 +153,10 @@ class _PersonSignIn:
         if old := secret_of(request):
             await self._browsers.end(old)
         secret = await self._browsers.open_person(
-            person.id, rights, str(capacities[0]), identity.sid
+            person.id, rights, str(assignments[0]), identity.sid
         )
         more = f"; {ended} sessions with other rights ended" if ended else ""
-        what = f"signed in to the console as {capacities[0].text}, {who}{more}"
+        what = f"signed in to the console as {assignments[0].text}, {who}{more}"
         await self._audit.changed(SIGNED_IN, person.id, what)
         return with_session(RedirectResponse(back, 303), request, secret, self._browsers.seconds)
 
@@ -165,11 +165,11 @@ class _PersonSignIn:
         caller, secret = user(request), secret_of(request)
         session = self._browsers.of_secret(secret)
         wanted = next(
-            (each for each in caller.capacities if str(each) == fields.get("capacity")), None
+            (each for each in caller.assignments if str(each) == fields.get("assignment")), None
         )
         if session is None or not session.person or wanted is None:
             raise Refused(403, "this is not among what you may act as")
-        # a new secret, so that a page of before acts in no other capacity than it shows
+        # a new secret, so that a page of before acts in no other role than it shows
         made = await self._browsers.open_person(
             session.person, session.rights, str(wanted), session.sid, session.expires
         )
@@ -197,7 +197,7 @@ class _PersonSignIn:
         if subject and person is None:
             return Response(status_code=200)
         count = await self._browsers.end_at_provider(person.id if person else "", sid)
-        whose = person.id if person else id_of(self._party.section.issuer, f"session {sid}")
+        whose = person.id if person else "provider"
         text = f"signed out at the provider ({count} sessions of the console)"
         await self._audit.changed(SIGNED_OUT, whose, text)
         return Response(status_code=200)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event stream of a page: its parts as they change, at most once a second.
+"""The event stream of a page: its parts as they change, each as often as it is rendered at most.
 
 Mounted by console.app. One stream has all that is on a screen, as server-sent events named as the
 elements that they replace. It ends when its session does, or when this controller no longer leads.
@@ -29,7 +29,8 @@ MOST_PARTS = 64  # of one screen
 MOST_STREAMS = 400
 MOST_OF_TOKEN = 50
 KEPT_FOR_OPERATORS = 40
-APART_SECONDS = 1.0
+GATHER_SECONDS = 0.1  # what is rendered together is sent together; how often, parts.Kind says
+LOOK_SECONDS = 1.0  # whether it goes on
 KEEP_ALIVE_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 2000
 END = "event: end\ndata: signed out\n\n"
@@ -71,11 +72,10 @@ async def _lines(
             yield ": still here\n\n"
             last = time.monotonic()
         if news:
-            await asyncio.sleep(APART_SECONDS)
+            await asyncio.sleep(GATHER_SECONDS)
         else:
-            # it comes at once where there was nothing for a while
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(subscription.news.wait(), APART_SECONDS)
+                await asyncio.wait_for(subscription.news.wait(), LOOK_SECONDS)
     if not is_signed_in():
         yield END  # else the browser asks again, perhaps another controller
 

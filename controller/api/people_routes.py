@@ -32,7 +32,7 @@ class PersonView(BaseModel):
     issuer: str
     subject: str = Field(description="the provider's id of the person, which never changes")
     groups: list[str] = Field(description="those that [oidc] groups says something of")
-    capacities: list[str] = Field(
+    assignments: list[str] = Field(
         description="in what they may act now: admin, operator, viewer, member:PROJECT; none: not "
         "at all"
     )
@@ -65,7 +65,7 @@ def people_routes(people: PeopleBook, browsers: BrowserSessions) -> APIRouter:
             issuer=person.issuer,
             subject=person.subject,
             groups=list(person.groups),
-            capacities=[str(each) for each in people.capacities(person)],
+            assignments=[str(each) for each in people.assignments(person)],
             created=time_of(person.created),
             signed_in=time_of(person.signed_in),
             sessions=sessions,

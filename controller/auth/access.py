@@ -17,7 +17,7 @@ from sluice.config.controller import AuthSection
 from sluice.config.places import owner_of_address
 from sluice.controller.auth.audit import AuditTrail
 from sluice.controller.auth.enrolments import PREFIX, EnrolmentBook
-from sluice.controller.auth.people import ROLES, Capacity, PeopleBook
+from sluice.controller.auth.people import ROLES, PeopleBook, RoleAssignment
 from sluice.controller.auth.tokens import Role, Token, TokenBook
 
 CLIENT = "client"  # may open sessions; no token's role, but what `[auth] local = user` gives
@@ -64,14 +64,14 @@ class Caller:
     vm: str = ""
     enrolment: str = ""  # the one that it shows, if it shows no token
     origin: str = ""  # where a person comes from: the provider's host; empty: it is no person
-    capacity: str = ""  # in what a person acts now, of several
-    capacities: tuple[Capacity, ...] = ()  # and could act
+    assignment: str = ""  # in what a person acts now, of several
+    assignments: tuple[RoleAssignment, ...] = ()  # and could act
     person: str = ""  # for whom what it uses counts: a person's name, of a token what it says
 
     def __str__(self) -> str:
         whose = " of ".join(each for each in (self.name, self.origin) if each)
         name = f" ({whose})" if whose else ""
-        acting = f" as {self.capacity}" if self.capacity else ""
+        acting = f" as {self.assignment}" if self.assignment else ""
         return f"{self.id}{name}{acting} from {self.address or 'nowhere'}"
 
     @property
@@ -136,13 +136,15 @@ class Access:
             return None
         return self._caller(token, address)
 
-    def of_person(self, person_id: str, rights: str, capacity: str, address: str) -> Caller | None:
-        """A person in one of its capacities; None where it may not any more what `rights` says."""
+    def of_person(
+        self, person_id: str, rights: str, assignment: str, address: str
+    ) -> Caller | None:
+        """A person in one of its roles; None where it may not any more what `rights` says."""
         person = self.people.people.get(person_id) if self.people else None
         if self.people is None or person is None or self.people.rights(person) != rights:
             return None
-        capacities = self.people.capacities(person)
-        chosen = next((each for each in capacities if str(each) == capacity), None)
+        assignments = self.people.assignments(person)
+        chosen = next((each for each in assignments if str(each) == assignment), None)
         if chosen is None:
             return None
         return Caller(
@@ -152,8 +154,8 @@ class Access:
             name=person.name,
             project=chosen.project or None,
             origin=person.origin,
-            capacity=chosen.text,
-            capacities=capacities,
+            assignment=chosen.text,
+            assignments=assignments,
             person=person.name,
         )
 

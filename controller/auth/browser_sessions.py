@@ -47,7 +47,7 @@ class BrowserSession(BaseModel):
     expires: float
     person: str = ""
     rights: str = ""  # what the person might when it was opened
-    capacity: str = ""  # in which the person acts
+    assignment: str = ""  # in which the person acts
     sid: str = ""  # the provider's session that it came of
 
     @property
@@ -99,7 +99,7 @@ class BrowserSessions:
     def _owner(self, session: BrowserSession, address: str) -> Caller | None:
         if session.token:
             return self.access.of_token(session.token, address)
-        return self.access.of_person(session.person, session.rights, session.capacity, address)
+        return self.access.of_person(session.person, session.rights, session.assignment, address)
 
     def may_sign_in(self, token: str, address: str) -> Caller:
         """The owner of a token that may open a session; raises Denied."""
@@ -114,10 +114,15 @@ class BrowserSessions:
         return await self._open(token=caller.id)
 
     async def open_person(
-        self, person_id: str, rights: str, capacity: str, sid: str = "", until: float | None = None
+        self,
+        person_id: str,
+        rights: str,
+        assignment: str,
+        sid: str = "",
+        until: float | None = None,
     ) -> str:
-        """The same of a person in one capacity, until then at most (seconds since the epoch)."""
-        whose = {"person": person_id, "rights": rights, "capacity": capacity, "sid": sid}
+        """The same of a person in one role, until then at most (seconds since the epoch)."""
+        whose = {"person": person_id, "rights": rights, "assignment": assignment, "sid": sid}
         return await self._open(until, **whose)
 
     async def _open(self, until: float | None = None, **whose: str) -> str:
@@ -167,7 +172,8 @@ class BrowserSessions:
             for each in self._sessions.values()
             if each.person
             and (each.person == person_id if person_id else True)
-            and (each.sid == sid if sid else True)
+            # one of which the provider named no session is meant as well
+            and (each.sid in ((sid, "") if person_id else (sid,)) if sid else True)
             and (person_id or sid)
         ]
         await self._end(found)

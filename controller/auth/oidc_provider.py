@@ -56,7 +56,8 @@ class Provider:
         self._metadata_until = 0.0
         self._failure = ("", 0.0)
         self._keys = KeySet([])
-        self._keys_at: float | None = None
+        self._keys_after = float("-inf")  # before then they are not fetched again
+        self._keys_failure = ""
         self._lock = asyncio.Lock()
         self._tls: ssl.SSLContext | None = None  # reading the machine's CAs takes a while
 
@@ -107,16 +108,24 @@ class Provider:
 
     async def keys(self, key_id: str | None) -> KeySet:
         """Its keys, fetched anew where this one is not among them; raises ProviderError."""
-        async with self._lock:
-            known = key_id is None or any(key.kid == key_id for key in self._keys.keys)
-            now = self._monotonic()
-            if self._keys_at is not None and (known or now - self._keys_at < KEYS_APART_SECONDS):
-                return self._keys
         address = (await self.metadata())["jwks_uri"]
-        async with self._lock:
-            found = await self.ask("GET", address)
-            self._keys = _key_set(self.issuer, found)
-            self._keys_at = self._monotonic()
+        async with self._lock:  # who waits here finds what was fetched meanwhile
+            there = bool(self._keys.keys)
+            known = key_id is None or any(key.kid == key_id for key in self._keys.keys)
+            if self._monotonic() < self._keys_after:
+                if not there:
+                    raise ProviderError(self._keys_failure)
+                return self._keys
+            if there and known:
+                return self._keys
+            # anybody can make up a token that names a key
+            self._keys_after = self._monotonic() + FAILED_SECONDS
+            try:
+                self._keys = _key_set(self.issuer, await self.ask("GET", address))
+            except ProviderError as error:
+                self._keys_failure = str(error)
+                raise
+            self._keys_after = self._monotonic() + KEYS_APART_SECONDS
             return self._keys
 
     async def authentication(self) -> str:

@@ -6,8 +6,8 @@ person is a subject of an issuer; the name is for people and may change. Groups 
 provider said them at the last sign-in, and rights are made of them by the settings at each request:
 so other settings count at once, and other groups from the next sign-in on.
 
-Whoever has several tiers or projects works in one capacity at a time: of the whole pool, or of one
-project, and so sees and does no more than that.
+Whoever has several tiers or projects works in one role assignment at a time: of the whole pool, or
+of one project, and so sees and does no more than that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Person(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class RoleAssignment:
     """In what somebody acts: a tier, and of a member the project."""
 
     tier: Tier
@@ -86,18 +86,18 @@ class PeopleBook:
         ]
         self.people = {each.id: each for each in sorted(found, key=lambda p: p.signed_in)}
 
-    def capacities(self, person: Person) -> tuple[Capacity, ...]:
+    def assignments(self, person: Person) -> tuple[RoleAssignment, ...]:
         """In what a person may act now, the highest first; none: not at all."""
         if not self._section.issuer or person.issuer != self._section.issuer:
             return ()
         own = [self._section.groups[name] for name in person.groups if name in self._section.groups]
         if not own and self._section.everybody is not None:
             own = [self._section.everybody]
-        return _capacities(own)
+        return _assignments(own)
 
     def rights(self, person: Person) -> str:
         """The same as a text, which differs when they do."""
-        return " ".join(str(each) for each in self.capacities(person))
+        return " ".join(str(each) for each in self.assignments(person))
 
     def by_subject(self, subject: str) -> Person | None:
         """A subject of the provider that is asked now."""
@@ -142,9 +142,11 @@ def id_of(issuer: str, subject: str) -> str:
     return PREFIX + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _capacities(rights: Iterable[Rights]) -> tuple[Capacity, ...]:
+def _assignments(rights: Iterable[Rights]) -> tuple[RoleAssignment, ...]:
     every = list(rights)
     tiers = {tier for tier, _ in every}
-    of_pool = [Capacity(tier) for tier in Tier if tier in tiers and tier is not Tier.MEMBER][:1]
+    of_pool = [RoleAssignment(tier) for tier in Tier if tier in tiers and tier is not Tier.MEMBER][
+        :1
+    ]
     projects = sorted({project for _, of_member in every for project in of_member})
-    return (*of_pool, *(Capacity(Tier.MEMBER, project) for project in projects))
+    return (*of_pool, *(RoleAssignment(Tier.MEMBER, project) for project in projects))

@@ -65,8 +65,8 @@ EVENTS_SLACK = 1000
 RETRY_SECONDS = 0.1
 COMPACT_SECONDS = 300.0
 
-#: What is kept of usage: the field with the period that a record is of, and how many.
-_KEPT = {records.USAGE: ("hour", USAGE_HOURS), records.SHARES: ("day", USAGE_DAYS)}
+#: Of records of usage, the field with the period that they are of.
+_PERIODS = {records.USAGE: "hour", records.SHARES: "day"}
 
 Write = tuple[str, str | None]  # a key and its value; None deletes it
 
@@ -96,7 +96,7 @@ class EtcdStore:
         self._sessions: dict[str, set[str]] = {}  # by grant
         self._over: dict[str, None] = {}  # ids of ended reservations, oldest first
         #: Keys of usage records by their hour, and of shares by their day.
-        self._periods: dict[Kind, dict[int, set[Key]]] = {kind: {} for kind in _KEPT}
+        self._periods: dict[Kind, dict[int, set[Key]]] = {kind: {} for kind in _PERIODS}
         self._compaction: asyncio.Task[None] | None = None
         self.group_commit = GroupCommit(self._write, GROUP_MOST_CHANGES)
 
@@ -365,12 +365,12 @@ class EtcdStore:
         for reservation in batch.puts.get(records.RESERVATIONS, ()):
             if reservation.state is ReservationState.ENDED:
                 self._over[reservation.id] = None
-        for kind in _KEPT:
+        for kind in _PERIODS:
             for record in batch.puts.get(kind, ()):
                 self._of_period(kind, record)
 
     def _of_period(self, kind: Kind, record: Any) -> None:
-        period = getattr(record, _KEPT[kind][0])
+        period = getattr(record, _PERIODS[kind])
         self._periods[kind].setdefault(period, set()).add(kind.key(record))
 
     def _old_reservations(self) -> list[str]:
@@ -381,8 +381,9 @@ class EtcdStore:
     def _old_usage(self) -> list[tuple[Kind, Key]]:
         """Records of hours and days that are over for too long, a few at a time."""
         old: list[tuple[Kind, Key]] = []
-        for kind, periods in self._periods.items():
-            if periods and (oldest := min(periods)) < max(periods) - _KEPT[kind][1]:
+        for kind, most in ((records.USAGE, USAGE_HOURS), (records.SHARES, USAGE_DAYS)):
+            periods = self._periods[kind]
+            if periods and (oldest := min(periods)) < max(periods) - most:
                 old += [(kind, key) for key in itertools.islice(periods[oldest], FORGET_AT_ONCE)]
         return old
 

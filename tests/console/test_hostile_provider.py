@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from sluice.config.oidc import OidcSection
-from sluice.console import person_sign_in
-from sluice.controller.auth import oidc_provider
-from sluice.controller.auth.oidc import LEEWAY_SECONDS, NotProven, RelyingParty, SignIn
-from sluice.controller.auth.oidc_provider import MOST_BYTES, ProviderError
-from tests.console.place import Browser, Place, fields_of
+from sluice.controller.auth.oidc import LEEWAY_SECONDS, SignIn
+from tests.console.coming_back import Change, assert_outside, came_back, sent
+from tests.console.place import Place, fields_of
 from tests.console.scripted_provider import (
     ScriptedProvider,
     as_json,
@@ -24,8 +21,6 @@ from tests.console.scripted_provider import (
     rsa,
     shared_key,
 )
-
-Change = Callable[[ScriptedProvider], None]
 
 
 @pytest.fixture
@@ -45,27 +40,6 @@ async def place(provider: ScriptedProvider, tmp_path: Path) -> AsyncIterator[Pla
     await made.open()
     yield made
     await made.store.close()
-
-
-async def sent(browser: Browser, provider: ScriptedProvider) -> dict[str, str]:
-    answer = await browser.get("/sign-in/oidc")
-    assert answer.status_code == 303, answer.text
-    return provider.went(answer.headers["location"])
-
-
-async def came_back(browser: Browser, provider: ScriptedProvider, **more: str) -> httpx.Response:
-    query = await sent(browser, provider)
-    given = {"state": query["state"], "code": "right", **more}
-    return await browser.get("/sign-in/oidc/callback", **given)
-
-
-async def assert_outside(browser: Browser, answer: httpx.Response, *statuses: int) -> None:
-    """Not signed in, told so on a page that can still be signed in from with a token."""
-    assert answer.status_code in statuses, answer.text
-    assert 'role="alert"' in answer.text
-    assert 'name="token"' in answer.text
-    assert not any(c.startswith("sluice_console=") for c in answer.headers.get_list("set-cookie"))
-    assert (await browser.get("/nodes")).status_code == 303
 
 
 async def test_the_right_answer_lets_in(place: Place, provider: ScriptedProvider) -> None:
@@ -327,186 +301,13 @@ async def test_nobody_is_sent_elsewhere(
     assert f'value="{page}"' not in answer.text
 
 
-async def test_a_form_of_another_site_changes_no_capacity(
+async def test_a_form_of_another_site_changes_no_role(
     place: Place, provider: ScriptedProvider
 ) -> None:
     browser = place.browser()
     await came_back(browser, provider)
     form = fields_of((await browser.get("/nodes")).text, "/console/sign-out")
-    fields = {**form, "capacity": "admin"}
+    fields = {**form, "assignment": "admin"}
     answer = await browser.post("/work-as", fields, origin="https://evil.example")
     assert answer.status_code == 403
     assert (await browser.post("/work-as", {**fields, "csrf": ""})).status_code == 403
-
-
-# the provider's part
-
-
-def metadata(**more: Any) -> Change:
-    return lambda provider: provider.metadata.update(more)
-
-
-def answers(path: str, status: int, headers: dict[str, str], body: bytes) -> Change:
-    return lambda provider: provider.answers.update({path: lambda _: (status, headers, body)})
-
-
-WELL_KNOWN = "/.well-known/openid-configuration"
-JSON = {"content-type": "application/json"}
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (metadata(issuer="https://other.example"), "set [oidc] issuer to that"),
-        (metadata(issuer=None), "set [oidc] issuer to that"),
-        (metadata(authorization_endpoint="javascript:alert(1)"), "authorization_endpoint"),
-        (metadata(authorization_endpoint="//evil.example/a"), "authorization_endpoint"),
-        (metadata(authorization_endpoint=["https://a"]), "authorization_endpoint"),
-        (metadata(token_endpoint="file:///etc/passwd"), "token_endpoint"),
-        (metadata(jwks_uri="http://[::1"), "jwks_uri"),
-        (metadata(userinfo_endpoint="gopher://a"), "userinfo_endpoint"),
-        (metadata(code_challenge_methods_supported=["plain"]), "PKCE"),
-        (answers(WELL_KNOWN, 200, JSON, b"[]"), "no JSON object"),
-        (answers(WELL_KNOWN, 200, JSON, b"\xff<html>"), "no JSON"),
-        (answers(WELL_KNOWN, 200, JSON, b"[" * 100_000), "no JSON"),
-        (answers(WELL_KNOWN, 500, {}, b"oops"), "answers with 500"),
-        (answers(WELL_KNOWN, 302, {"location": "http://127.0.0.1:1/"}, b""), "answers with 302"),
-        (answers(WELL_KNOWN, 200, JSON, b" " * (MOST_BYTES + 1)), "more than"),
-        (answers(WELL_KNOWN, 200, {"content-encoding": "gzip"}, b"\x1f\x8b"), "packs its answer"),
-    ],
-)
-async def test_a_provider_that_answers_nonsense_is_named_on_the_page(
-    change: Change, what: str, place: Place, provider: ScriptedProvider
-) -> None:
-    change(provider)
-    browser = place.browser()
-    answer = await browser.get("/sign-in/oidc")
-    await assert_outside(browser, answer, 503)
-    assert what in answer.text.replace("&#39;", "'").replace("&lt;", "<")
-    assert (await browser.sign_in(place.secrets["viewer"])).status_code == 303, "a token does"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        answers("/token", 200, JSON, b"null"),
-        answers("/token", 500, {}, b""),
-        answers("/token", 302, {"location": "/"}, b""),
-        answers("/token", 200, JSON, b"{" * (MOST_BYTES + 10)),
-        answers("/token", 400, JSON, b'{"error": "<script>alert(1)</script>"}'),
-        answers("/token", 400, JSON, b'{"error": {"a": 1}, "error_description": 7}'),
-        answers("/keys", 200, JSON, b"{}"),
-        answers("/keys", 200, JSON, b'{"keys": 7}'),
-        answers("/keys", 200, JSON, b'{"keys": [7, {}, {"kty": "RSA"}, {"kty": "x", "kid": []}]}'),
-    ],
-)
-async def test_a_provider_that_fails_later_lets_nobody_in(
-    change: Change, place: Place, provider: ScriptedProvider
-) -> None:
-    change(provider)
-    browser = place.browser()
-    answer = await came_back(browser, provider)
-    await assert_outside(browser, answer, 401, 503)
-    assert "<script>alert" not in answer.text
-
-
-async def test_a_provider_that_hangs_is_waited_for_so_long(
-    place: Place, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(oidc_provider, "MOST_SECONDS", 0.3)
-
-    def drip(handler: Any) -> None:
-        """A byte now and then: no single read takes long."""
-        handler.send_response(200)
-        handler.end_headers()
-        for _ in range(100):
-            try:
-                handler.wfile.write(b" ")
-                handler.wfile.flush()
-            except OSError:
-                return
-            time.sleep(0.05)
-
-    provider.answers[WELL_KNOWN] = drip
-    browser = place.browser()
-    answer = await browser.get("/sign-in/oidc")
-    await assert_outside(browser, answer, 503)
-    assert "does not answer within" in answer.text
-    asked = len(provider.asked)
-    await assert_outside(browser, await browser.get("/sign-in/oidc"), 503)
-    assert len(provider.asked) == asked, "who comes next is told at once"
-
-
-async def test_a_provider_that_is_away_is_named_and_comes_back(
-    provider: ScriptedProvider, tmp_path: Path
-) -> None:
-    clock = [100.0]
-    section = OidcSection.model_validate({"issuer": provider.issuer, "groups": "a=admin"})
-    away = oidc_provider.Provider("http://127.0.0.1:1", monotonic=lambda: clock[0])
-    with pytest.raises(ProviderError, match="cannot be asked"):
-        await away.metadata()
-    there = oidc_provider.Provider(provider.issuer, monotonic=lambda: clock[0])
-    provider.answers[WELL_KNOWN] = lambda _: (503, {}, b"")
-    party = RelyingParty(section, provider=there)
-    for _ in range(3):
-        with pytest.raises(ProviderError, match="answers with 503"):
-            await party.address(SignIn.begun(), "http://x/")
-    assert provider.asked.count(WELL_KNOWN) == 1
-    del provider.answers[WELL_KNOWN]
-    clock[0] += oidc_provider.FAILED_SECONDS + 1
-    assert (await party.address(SignIn.begun(), "http://x/")).startswith(provider.issuer)
-
-
-async def test_keys_are_renewed_when_the_provider_signs_with_another(
-    provider: ScriptedProvider,
-) -> None:
-    clock = [100.0]
-    section = OidcSection.model_validate({"issuer": provider.issuer, "groups": "a=admin"})
-    there = oidc_provider.Provider(provider.issuer, monotonic=lambda: clock[0])
-    party = RelyingParty(section, provider=there)
-
-    async def proven() -> None:
-        sign_in = SignIn.begun()
-        provider.went(await party.address(sign_in, "http://x/"))
-        await party.identity(sign_in, "right", "http://x/")
-
-    await proven()
-    await proven()
-    assert provider.asked.count("/keys") == 1
-    provider.key = rsa("two")
-    provider.keys.append(provider.key)
-    provider.header = {"kid": "two"}
-    with pytest.raises(NotProven, match="no key of that name"):
-        await proven()  # moments after the last time: whoever makes names up gains nothing
-    clock[0] += oidc_provider.KEYS_APART_SECONDS + 1
-    await proven()
-    assert provider.asked.count("/keys") == 2
-    for number in range(5):
-        provider.header = {"kid": f"made up {number}"}
-        with pytest.raises(NotProven):
-            await proven()
-    assert provider.asked.count("/keys") == 2
-    provider.keys.pop(0)  # the old one is withdrawn
-    provider.key, provider.header = provider.keys[0], {"kid": "two"}
-    await proven()
-
-
-async def test_so_many_are_under_way_at_a_time(
-    place: Place, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(person_sign_in._Place, "__enter__", lambda _: "too many")
-    browser = place.browser()
-    await assert_outside(browser, await browser.get("/sign-in/oidc"), 429)
-
-
-async def test_a_secret_that_cannot_be_read_is_named(
-    provider: ScriptedProvider, tmp_path: Path
-) -> None:
-    values = {"issuer": provider.issuer, "groups": "a=admin"}
-    gone = OidcSection.model_validate({**values, "client_secret_file": tmp_path / "gone"})
-    with pytest.raises(ProviderError, match="client_secret_file"):
-        RelyingParty(gone).client_secret()
-    (tmp_path / "empty").write_text("\n")
-    empty = OidcSection.model_validate({**values, "client_secret_file": tmp_path / "empty"})
-    with pytest.raises(ProviderError, match="is empty"):
-        RelyingParty(empty).client_secret()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People who sign in by OpenID Connect: their tiers, their one capacity, what ends their sessions.
+"""People who sign in by OpenID Connect: tiers, one role at a time, what ends their sessions.
 
 The provider is scripted, over a real socket; test_chromium_people.py has a real one.
 """
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sluice.config.oidc import OidcSection, Tier
 from sluice.controller.auth.oidc import LOGOUT_EVENT
-from sluice.controller.auth.people import Capacity
+from sluice.controller.auth.people import RoleAssignment
 from tests.console.place import Browser, Place, fields_of
 from tests.console.scripted_provider import CLIENT, SECRET, ScriptedProvider, as_json, rsa
 
@@ -190,6 +190,8 @@ def test_tiers_come_of_groups_the_highest_first(tmp_path: Path) -> None:
         ({"groups": "a=admin, a=viewer"}, "twice"),
         ({"groups": "a="}, "nothing is no tier"),
         ({}, "lets nobody in"),
+        ({"everybody": "admin"}, "too much"),
+        ({"everybody": "operator"}, "too much"),
         ({"groups": "a=admin", "issuer": "http://login.example.org"}, "is not https://"),
         ({"groups": "a=admin", "issuer": "ftp://login.example.org"}, "is no address"),
         ({"groups": "a=admin", "issuer": "https://u:p@login.example.org"}, "is no address"),
@@ -294,7 +296,7 @@ async def test_of_several_projects_one_at_a_time(place: Place, provider: Scripte
     page = await member.get("/grants")
     form = fields_of(page.text, "/console/work-as")
     before = dict(member.client.cookies)
-    changed = await member.post("/work-as", {**form, "capacity": "member:vision"})
+    changed = await member.post("/work-as", {**form, "assignment": "member:vision"})
     assert changed.status_code == 303
     assert (await member.get("/grant", id=vision.grant.id)).status_code == 200
     assert (await member.get("/grant", id=speech.grant.id)).status_code == 404
@@ -305,16 +307,16 @@ async def test_of_several_projects_one_at_a_time(place: Place, provider: Scripte
     assert any("works as member of vision" in line for line in await place.audit())
 
 
-@pytest.mark.parametrize("capacity", ["admin", "member:physics", "member:", "", "operator"])
+@pytest.mark.parametrize("assignment", ["admin", "member:physics", "member:", "", "operator"])
 async def test_nobody_works_as_what_they_are_not(
-    capacity: str, place: Place, provider: ScriptedProvider
+    assignment: str, place: Place, provider: ScriptedProvider
 ) -> None:
     member = await signed_in(place, provider, "nlp")
     form = fields_of((await member.get("/grants")).text, "/console/work-as")
-    assert (await member.post("/work-as", {**form, "capacity": capacity})).status_code == 403
+    assert (await member.post("/work-as", {**form, "assignment": assignment})).status_code == 403
     token = await place.signed_in("viewer")
     form = fields_of((await token.get("/nodes")).text, "/console/sign-out")
-    assert (await token.post("/work-as", {**form, "capacity": "viewer"})).status_code == 403
+    assert (await token.post("/work-as", {**form, "assignment": "viewer"})).status_code == 403
 
 
 # what ends sessions
@@ -420,9 +422,9 @@ async def test_a_person_has_so_many_sessions(place: Place, provider: ScriptedPro
     assert (await browser.get("/nodes")).status_code == 303, "the oldest made room"
 
 
-async def test_capacities_are_of_the_pool_or_of_projects(place: Place) -> None:
-    assert str(Capacity(Tier.MEMBER, "a b")) == "member:a b"
-    assert Capacity(Tier.VIEWER).text == "viewer"
+async def test_role_assignments_are_of_the_pool_or_of_projects(place: Place) -> None:
+    assert str(RoleAssignment(Tier.MEMBER, "a b")) == "member:a b"
+    assert RoleAssignment(Tier.VIEWER).text == "viewer"
 
 
 # people, to admins
@@ -468,7 +470,7 @@ async def test_people_over_rest(place: Place, provider: ScriptedProvider) -> Non
     [found] = (await rest.get("/v1/people", headers=headers)).json()["people"]
     assert found["origin"] == urlsplit(provider.issuer).netloc
     assert (found["name"], found["subject"], found["sessions"]) == ("alice", "1", 1)
-    assert (found["groups"], found["capacities"]) == (["gpu-ops"], ["operator"])
+    assert (found["groups"], found["assignments"]) == (["gpu-ops"], ["operator"])
     gone = await rest.delete(f"/v1/people/{found['id']}/sessions", headers=headers)
     assert gone.json() == {"sessions": 1}
     assert (await rest.get("/v1/people/person-x", headers=headers)).status_code == 404

@@ -26,6 +26,7 @@ from sluice.controller.pool.model import (
     Reservation,
     ReservationState,
     UsageRecord,
+    UsageShare,
 )
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import etcd, etcd_cluster
@@ -295,6 +296,7 @@ async def test_old_reservations_and_hours_are_forgotten(
     cluster: EtcdCluster, section: StoreSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd, "USAGE_HOURS", 10)
+    monkeypatch.setattr(etcd, "USAGE_DAYS", 10)
 
     def reservation(number: int, state: ReservationState) -> Reservation:
         ended = float(number) if state is ReservationState.ENDED else None
@@ -308,20 +310,30 @@ async def test_old_reservations_and_hours_are_forgotten(
     for number in range(1, 21):
         await store.commit([reservation(number, ReservationState.HELD)])
         await store.commit([reservation(number, ReservationState.ENDED)])
-        await store.commit([UsageRecord(p, number, 1.0, 1.0, 1.0, 0.0) for p in ("a", "b")])
+        await store.commit(
+            [
+                *(UsageRecord(p, number, 1.0, 1.0, 1.0, 0.0) for p in ("a", "b")),
+                *(UsageShare("a", p, "", number, 1.0, 1.0, 1.0, 0.0) for p in ("x", "")),
+            ]
+        )
     await handed_over(store)
     again = await opened(cluster, section, ended_kept=3)
     loaded = await again.load()
     assert [r.id for r in loaded.reservations] == ["r0", "r18", "r19", "r20"]
     # what is too old goes with the write after
     assert sorted({r.hour for r in await again.usage(0, 99)}) == list(range(9, 21))
-    await again.commit([UsageRecord("a", 25, 1.0, 1.0, 1.0, 0.0)])
+    assert sorted({r.day for r in await again.shares(0, 99)}) == list(range(9, 21))
+    assert [(s.person, s.day) for s in loaded.shares] == [("", 20), ("x", 20)]
+    assert await again.shares(0, 99, "b") == []
+    later = UsageShare("a", "", "", 25, 1.0, 1.0, 1.0, 0.0)
+    await again.commit([UsageRecord("a", 25, 1.0, 1.0, 1.0, 0.0), later])
     for number in range(21, 26):  # what the leader before left is forgotten by the next
         await again.commit([reservation(number, ReservationState.ENDED)])
     await handed_over(again)
     third = await opened(cluster, section, ended_kept=3)
     assert len((await third.load()).reservations) <= 5  # the last one goes with the next write
     assert min(r.hour for r in await third.usage(0, 99)) >= 12
+    assert min(r.day for r in await third.shares(0, 99)) >= 12
     await handed_over(third)
 
 

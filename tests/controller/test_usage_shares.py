@@ -10,11 +10,17 @@ import pytest
 from ends import DONE
 from pool_bench import PoolBench
 
+from sluice.config.controller import AuthSection
+from sluice.controller.auth.access import Access
+from sluice.controller.auth.enrolments import EnrolmentBook
+from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.model import OwnerKind, UsageRecord, UsageShare
 from sluice.controller.pool.projects import shares as shares_module
 from sluice.controller.pool.projects.shares import DAY_SECONDS, OTHERS, Share, ShareMeters
+from sluice.controller.rpc.messages import request_of
 from sluice.controller.store.sqlite import SqliteStore
+from sluice.rpc import pool_pb2 as rpc
 
 
 def shares_of(bench: PoolBench) -> dict[tuple[str, str, str], float]:
@@ -182,3 +188,26 @@ async def test_shares_are_kept_by_the_store(tmp_path: Path) -> None:
     again = SqliteStore(tmp_path / "store.db")
     assert [each.project for each in (await again.load()).shares] == ["q"]
     await again.close()
+
+
+def test_a_servers_word_of_a_person_is_one_short_line() -> None:
+    message = rpc.GrantRequest(request_id="r", person="al\x1b[31mice\n" + "x" * 500)
+    person = request_of(message).person
+    assert person.startswith("al[31mice")
+    assert len(person) <= 100
+    assert person.isprintable()
+
+
+async def test_a_tokens_person_is_what_it_says_or_its_name(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    tokens = TokenBook(store)
+    access = Access(AuthSection(), tokens, EnrolmentBook(store, tokens), loopback_only=True)
+    for more, person in (
+        ({"name": "alice"}, "alice"),
+        ({"name": "ci", "person": "alice@example.org"}, "alice@example.org"),
+        ({"name": "vm-1", "vm": "uuid"}, ""),
+    ):
+        _, secret = await tokens.create(Role.TENANT, by="test", project="p", **more)
+        assert access.by_token(secret, "").person == person
+    await store.close()

@@ -52,7 +52,13 @@ def line(**changed: object) -> str:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/performance.md", "docs/control-plane.md", "docs/sharing.md"],
+    [
+        "README.md",
+        "docs/performance.md",
+        "docs/control-plane.md",
+        "docs/console.md",
+        "docs/sharing.md",
+    ],
     ids=str,
 )
 def test_a_page_has_the_figures_that_the_records_have(page: str) -> None:
@@ -69,7 +75,7 @@ def test_every_table_stands_on_one_page() -> None:
     ]
     assert sorted(placed) == sorted(tables.tables())
     assert {page.name for page in tables.pages()} == {
-        "README.md", "performance.md", "control-plane.md", "sharing.md",
+        "README.md", "performance.md", "control-plane.md", "console.md", "sharing.md",
     }  # fmt: skip
 
 

@@ -61,7 +61,12 @@ def test_every_option_reaches_the_request_to_the_controller() -> None:
     assert len(wanted.raw) == 512
     assert wanted.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
     asked = grant_request(
-        "node", wanted, Requester("shm", "h", "p"), project="vision", owner_label="a"
+        "node",
+        wanted,
+        Requester("shm", "h", "p"),
+        project="vision",
+        owner_label="a",
+        person="alice",
     )
     assert (asked.project, asked.gpu_model, asked.gpu_architecture) == (
         "vision",
@@ -73,7 +78,7 @@ def test_every_option_reaches_the_request_to_the_controller() -> None:
         ("rack", "r12"),
     ]
     assert (asked.preempt, asked.same_gpu_allowed, asked.mode) == (True, True, "reserved")
-    assert (asked.priority, asked.owner_label) == (3, "a")
+    assert (asked.priority, asked.owner_label, asked.person) == (3, "a", "alice")
     assert asked.sharing == "capped"
 
 
@@ -257,3 +262,12 @@ def test_two_vgpus_of_one_card_where_that_is_allowed(plane: ControlPlane) -> Non
     [grant] = plane.grants()
     assert len({vgpu["gpu"] for vgpu in grant["vgpus"]}) == 1
     assert len(grant["vgpus"]) == 2
+
+
+def test_a_person_is_the_hosts_user_and_of_a_guest_nobody() -> None:
+    accounts = Accounts()
+    assert accounts.of(Requester("shm", "h", "p", uid=0)).person == "root"
+    assert accounts.of(Requester("shm", "h", "p", uid=4_000_000)).person == "uid 4000000"
+    guest = Requester("ivshmem", "h", "p", domain_uuid="u", domain_name="vm")
+    assert accounts.of(guest).person == ""
+    assert accounts.of(Requester("tcp", "h", "p")).person == ""
