@@ -4,7 +4,7 @@
 # `install_debian.sh demo` for `make demo` (`demo-host` without its guest), `build` for the build and the tests without
 # guests, `rig` for guests under libvirt too,
 # `console` for Chromium,
-# `rdma` for soft RoCE in guests, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
+# `rdma` for soft RoCE in guests, `containers` for podman and roots of images, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
 set -eu
 compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev libibverbs-dev"
 build="$compile git libgtest-dev etcd-server libvirt-clients libxml2-utils"
@@ -13,6 +13,7 @@ rdma="$build $rig rdma-core ibverbs-providers python3-pyverbs"
 packages="dpkg-dev rpm"
 console="$build chromium fonts-dejavu-core"
 images="$packages mmdebstrap cpio dosfstools"
+containers="$build podman runc crun conmon uidmap slirp4netns mmdebstrap musl musl-tools busybox-static"
 case ${1:-build} in
 demo-host) wanted=$compile ;;
 demo) wanted="$compile libvirt-clients libxml2-utils $rig" ;;
@@ -22,7 +23,8 @@ console) wanted=$console ;;
 rdma) wanted=$rdma ;;
 packages) wanted=$packages ;;
 images) wanted=$images ;;
-*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images" >&2; exit 2 ;;
+containers) wanted=$containers ;;
+*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images|containers" >&2; exit 2 ;;
 esac
 missing=
 for package in $wanted; do
@@ -41,4 +43,8 @@ fi
 # Workers run as a user of their own where the server is root.
 if [ "$(id -u)" = 0 ] && ! getent passwd sluice-worker >/dev/null; then
   useradd --system --no-create-home --shell /usr/sbin/nologin sluice-worker
+fi
+# Who has rootless containers in the tests, with a range of subordinate user ids.
+if [ "${1:-build}" = containers ] && [ "$(id -u)" = 0 ] && ! getent passwd sluice-rootless >/dev/null; then
+  useradd --create-home --shell /usr/sbin/nologin sluice-rootless
 fi
