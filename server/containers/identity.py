@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from sluice.resources.container import NO_CONTAINER, Container
 from sluice.server.containers.cgroup_path import container_at, paths_of
 from sluice.server.listeners.peers import Peer, PeerGone
+
+log = logging.getLogger("sluice.server")
 
 #: ioctl_ns(2)
 _NS_GET_PARENT = 0xB702
@@ -57,10 +61,13 @@ class ContainerIdentities:
         try:
             text = (folder / "cgroup").read_text(errors="replace")
             found = self.named(paths_of(text))
-            if not found:
-                found = self._by_namespace(folder)
-            elif not found.owner_uid:
-                found = replace(found, owner_uid=self._owner(folder))
+            try:
+                if not found:
+                    found = self._by_namespace(folder)
+                elif not found.owner_uid:
+                    found = replace(found, owner_uid=self._owner(folder))
+            except PermissionError:
+                _namespaces_are_closed()
         except OSError as error:
             raise PeerGone(f"process {peer.pid} is gone") from error
         # a process that has ended is in no cgroup any more, and its number may be another's
@@ -135,6 +142,14 @@ class ContainerIdentities:
         finally:
             os.close(at)
         return owner
+
+
+@cache
+def _namespaces_are_closed() -> None:
+    log.warning(
+        "processes' namespaces cannot be read (CAP_SYS_PTRACE is missing: write the unit anew, "
+        "`sluice units`): containers are known by their cgroups only"
+    )
 
 
 def has_ended(pidfd: int) -> bool:

@@ -278,3 +278,28 @@ def test_only_a_devices_group_passes_its_folder(tmp_path: Path) -> None:
 
         assert reaches("--regid=daemon", "--clear-groups")
         assert not reaches("--regid=65534", "--clear-groups")
+
+
+def test_a_server_that_reads_no_namespaces_serves_its_hosts_users(tmp_path: Path) -> None:
+    """As with a unit of before, which left it no CAP_SYS_PTRACE."""
+    script = (
+        "import os, subprocess, sys\n"
+        "from sluice.server.containers.identity import ContainerIdentities\n"
+        "from sluice.server.listeners.peers import Peer, start_time_of\n"
+        "child = subprocess.Popen(['setpriv', '--reuid=65534', 'cat'], stdin=subprocess.PIPE)\n"
+        "while os.stat(f'/proc/{child.pid}').st_uid != 65534: pass\n"
+        "peer = Peer(child.pid, 65534, 0, start_time_of(child.pid), os.pidfd_open(child.pid))\n"
+        "print(bool(ContainerIdentities().of(peer)))\n"
+        "child.kill()\n"
+    )
+    drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    done = subprocess.run(
+        [*drop, sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(HARNESS.parents[1] / "python")},
+        check=False,
+    )
+    assert done.stdout == "False\n", done.stderr
+    assert "CAP_SYS_PTRACE is missing" in done.stderr
