@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages images gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -121,6 +121,12 @@ guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 
 guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
 	$(PY) packaging/guest_packages.py
+
+images: guest-bundle ## container images of controller, server and guest runtime by buildah, of package mirrors alone (as root)
+	packaging/containers/base.sh $(MIRROR)
+	for part in controller server guest; do \
+	  buildah build --isolation chroot --network host $(BUILD_ARGS) -f packaging/containers/$$part.Containerfile -t sluice-$$part . || exit 1; \
+	done
 
 gpu-host: programs native python ## dist/sluice-gpu-host.tar.gz: what test-gpu needs besides a GPU, its driver and GPU_PYTHON (make bench first)
 	$(PY) dev/pack_gpu_host.py --python $(GPU_PYTHON)
