@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,9 +55,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reachable(folder: Path) -> None:
     """Other users pass the folder; tests' folders are their owner's alone."""
     folder.chmod(0o755)
-    for parent in list(folder.parents)[:4]:
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(0o755)
+    everybodys = Path(tempfile.gettempdir()).resolve()
+    for parent in folder.resolve().parents:
+        if parent == everybodys or not parent.is_relative_to(everybodys):
+            break
+        parent.chmod(0o755)
 
 
 @pytest.fixture(scope="session")

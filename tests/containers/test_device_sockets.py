@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,6 @@ DEVICES = "small=memory:64 compute:10 project:vision, shared=memory:32 processes
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("p")
-    for parent in (folder, *list(folder.parents)[:3]):
-        parent.chmod(0o755)
     with running(folder, fake=True, containers={"devices": DEVICES}) as started:
         yield started
 
@@ -262,11 +261,17 @@ def test_sessions_of_containers_are_known_to_the_next_server(plane: ControlPlane
     assert (after["id"], after["container"]) == (before["id"], before["container"])
 
 
-def test_only_a_devices_group_passes_its_folder(tmp_path: Path) -> None:
-    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
-        parent.chmod(0o755)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users reach; pytest's are its user's alone."""
+    with tempfile.TemporaryDirectory(prefix="sluice-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_only_a_devices_group_passes_its_folder(open_folder: Path) -> None:
     containers = {"devices": "ours=memory:32 group:daemon", "restrict_all": "daemon"}
-    with running(tmp_path, fake=True, containers=containers) as plane:
+    with running(open_folder, fake=True, containers=containers) as plane:
         for device, mode in (("ours", 0o750), ("all", 0o750), ("default", 0o755)):
             folder = socket_of(plane, device).parent
             assert folder.parent.stat().st_mode & 0o777 == mode

@@ -103,21 +103,41 @@ def test_a_pid_that_is_anothers_now_is_not_taken_for_the_peers(
                 identities.of(reused)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces")
-def test_a_users_namespace_has_its_maker_as_owner(identities: ContainerIdentities) -> None:
-    user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    words = (*user, "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+OWN_PIDS = ("--pid", "--fork", "--kill-child")
+
+
+def child_of(identities: ContainerIdentities, *words: str) -> Container:
+    """Who the child of a command is, once that has become `cat`."""
     with process(*words) as (started, _):
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
         while not (found := children.read_text().split()):
             pass
         pid = int(found[0])
+        while Path(f"/proc/{pid}/comm").read_text() != "cat\n":
+            pass
         pidfd = os.pidfd_open(pid)
         try:
-            container = identities.of(Peer(pid, 0, 0, start_time_of(pid), pidfd))
+            return identities.of(Peer(pid, 0, 0, start_time_of(pid), pidfd))
         finally:
             os.close(pidfd)
-    assert (container.engine, container.owner_uid) == ("namespace", 65534)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces")
+def test_a_users_container_has_its_maker_as_owner(identities: ContainerIdentities) -> None:
+    """As a rootless engine makes it, where it has no cgroups."""
+    found = child_of(identities, *USER, "unshare", "--user", "--map-root-user", *OWN_PIDS)
+    assert (found.engine, found.owner_uid) == ("namespace", 65534)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces")
+def test_a_user_of_a_container_does_not_become_the_hosts_user_of_that_number(
+    identities: ContainerIdentities,
+) -> None:
+    """By namespaces that it makes inside: the container stays that of root's engine."""
+    inside = (*USER, "unshare", "--user", "--map-root-user")
+    found = child_of(identities, "unshare", *OWN_PIDS, *inside)
+    assert (found.engine, found.owner_uid) == ("namespace", 0)
 
 
 def test_hierarchies_are_found_where_they_are_mounted() -> None:
