@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release test-release gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release test-release images gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not kubernetes and not console and not rdma and not releases" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -38,8 +38,9 @@ test-guests: build/.rig programs native guest-bundle
 prepare-rigs: build/.base
 	dev/install_debian.sh rig
 	dev/install_debian.sh images
+	dev/install_debian.sh containers
 	$(PY) dev/install_requirements.py vsphere openstack
-	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images build/.host-roots guest-bundle
+	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images build/.containers build/.host-roots guest-bundle
 
 test-rdma: build/.rdma programs native ## sessions over RDMA, on soft RoCE in a guest: programs, forks, hostile peers, links that go down
 	$(PY) -m pytest -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
@@ -61,6 +62,9 @@ test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGP
 
 test-release: build/.host-roots native ## the host's deb and rpm in roots of Debian 12 and 13: `sluice init`, a CUDA program, upgrades; SLUICE_RELEASE for a release's own
 	$(PY) -m pytest -q --durations=8 -m releases tests/releases tests/compatibility
+
+test-containers: build/.containers programs native guest-bundle ## containers of podman and runc with CDI devices: images of several distributions, identity, limits, rootless
+	$(PY) -m pytest -q --durations=8 --basetemp=$$(mktemp -d /tmp/containers-XXXX) -m containers tests/containers
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
@@ -130,6 +134,12 @@ host-packages: build/.packages native ## dist/sluice-host_*.deb and dist/sluice-
 release: build/.packages ## dist/release/VERSION from a clean tree: wheel, packages, bundles, bill of materials, checksums (docs/releases.md)
 	flock build/.release.lock $(PY) packaging/release.py $(RELEASE_OPTIONS)
 
+images: guest-bundle ## container images of controller, server and guest runtime by buildah, of package mirrors alone (as root)
+	packaging/containers/base.sh $(MIRROR)
+	for part in controller server guest; do \
+	  buildah build --isolation chroot --network host $(BUILD_ARGS) -f packaging/containers/$$part.Containerfile -t sluice-$$part . || exit 1; \
+	done
+
 gpu-host: programs native python ## dist/sluice-gpu-host.tar.gz: what test-gpu needs besides a GPU, its driver and GPU_PYTHON (make bench first)
 	$(PY) dev/pack_gpu_host.py --python $(GPU_PYTHON)
 
@@ -178,6 +188,11 @@ build/.images: build/.packages dev/make_roots.sh tests/guest_images/requirements
 	dev/make_roots.sh build/guest-images guest
 	test -x build/guest-images/venv/bin/python || $(PYTHON) -m venv build/guest-images/venv
 	build/guest-images/venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/guest_images/requirements.txt
+	@touch $@
+
+build/.containers: build/.base dev/make_container_roots.sh
+	dev/install_debian.sh containers
+	dev/make_container_roots.sh build/containers/roots
 	@touch $@
 
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,9 +55,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reachable(folder: Path) -> None:
     """Other users pass the folder; tests' folders are their owner's alone."""
     folder.chmod(0o755)
-    for parent in list(folder.parents)[:3]:
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(0o755)
+    everybodys = Path(tempfile.gettempdir()).resolve()
+    for parent in folder.resolve().parents:
+        if parent == everybodys or not parent.is_relative_to(everybodys):
+            break
+        parent.chmod(0o755)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +80,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("pool")
     reachable(folder)
     users = {"users": f"{ROOTLESS}=speech"}
-    with running(folder, containers={"devices": DEVICES}, projects=users) as started:
+    with running(
+        folder,
+        containers={"devices": DEVICES},
+        projects=users,
+        pool={"job_linger_seconds": 1},  # a container's grant makes room for the next test's
+    ) as started:
         yield started
 
 
@@ -104,7 +112,9 @@ def specifications(
 @pytest.fixture(scope="session")
 def podman(specifications: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     """Root's engine."""
-    engine = Podman(tmp_path_factory.mktemp("podman"), specifications)
+    folder = tmp_path_factory.mktemp("podman")
+    reachable(folder)
+    engine = Podman(folder, specifications)
     yield engine
     engine.close()
 

@@ -9,8 +9,8 @@ systemd) is set off in containers.conf.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,11 @@ class Running:
     process: subprocess.Popen[str]
 
     def line(self) -> str:
-        """The next line that it prints."""
+        """The next line that it prints; that it waits in the pool's queue is none."""
         assert self.process.stdout
-        return self.process.stdout.readline().strip()
+        while (line := self.process.stdout.readline()).startswith("sluice: waiting"):
+            pass
+        return line.strip()
 
 
 @dataclass
@@ -67,10 +69,15 @@ class Podman:
         assert self._namespace.stdout
         assert self._namespace.stdout.readline() == "ready\n"
 
+    def end_all(self) -> None:
+        """Ends the containers that still run."""
+        if self._names:
+            self("rm", "--force", "--ignore", "--time", "0", *self._names, check=False)
+        self._names.clear()
+
     def close(self) -> None:
-        """Ends its containers and forgets its storage."""
-        for name in self._names:
-            self("rm", "--force", "--time", "0", name, check=False)
+        """Ends its containers and the namespace."""
+        self.end_all()
         self._namespace.kill()
         self._namespace.wait()
 
@@ -105,13 +112,18 @@ class Podman:
     def start(
         self, root: Path, *program: str, device: str = "", options: tuple[str, ...] = ()
     ) -> Running:
-        """A container of a root, which it does not change, with a device."""
-        name = f"sluice-test-{os.getpid()}-{len(self._names)}"
+        """A container of a root, with a device.
+
+        It does not change the root, unless that is a copy of the engine's own (`copy_of`).
+        """
+        name = f"sluice-test-{uuid.uuid4().hex[:12]}"
         self._names.append(name)
         given = [f"--device=sluice.io/vgpu={device}"] if device else []
+        # no overlay: its folders are closed to users of another user namespace
+        rootfs = str(root) if root.is_relative_to(self.folder) else f"{root}:O"
         words = ["run", "--rm", "--name", name, "--network=none", "--interactive", *given]
         process = subprocess.Popen(
-            self._command(*words, *options, "--rootfs", f"{root}:O", *program),
+            self._command(*words, *options, "--rootfs", rootfs, *program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -126,7 +138,18 @@ class Podman:
         """The same, waited for; both outputs are in `stdout`."""
         running = self.start(root, *program, device=device, options=options)
         out, _ = running.process.communicate(timeout=120)
+        self._names.remove(running.name)
         return subprocess.CompletedProcess(program, running.process.returncode, out)
+
+    def copy_of(self, root: Path, owner: str = "") -> Path:
+        """A copy that containers may change, of the engine's user, or of who is root in them."""
+        owner = owner or self.user
+        copy = self.folder / f"{root.name}-{owner}"
+        if not copy.exists():
+            subprocess.run(["cp", "-a", "--reflink=auto", root, copy], check=True)
+            if owner:
+                subprocess.run(["chown", "-R", owner, copy], check=True)
+        return copy
 
     def execute(self, name: str, *words: str) -> subprocess.Popen[str]:
         """A program more in a container that runs: options and the program."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds a CUDA program for glibc 2.28: nvcc compiles it, zig links it.
 
-Used by conftest.py, and by tests/containers. Needs what `make programs` and `make guest-bundle` use: nvcc's wheels in
-build/cuda13 (or a toolkit) and the wheel ziglang.
+Used by conftest.py, and by tests/containers. Needs what `make programs` and `make guest-bundle`
+use: nvcc's wheels in build/cuda13 (or a toolkit) and the wheel ziglang.
 """
 
 from __future__ import annotations
