@@ -99,8 +99,9 @@ class ClusterPool:
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
-        assert not list((self.folder / "run" / "claims").glob("*")), self.state()
-        assert not list(self.rig.cdi.glob("sluice-claim-*")), self.state()
+        claims = self.folder / "run" / "claims"
+        wait_for(lambda: not list(claims.glob("*")), 120, self.state)
+        wait_for(lambda: not list(self.rig.cdi.glob("sluice-claim-*")), 120, self.state)
 
     def state(self) -> str:
         """How things stand, for a test that fails."""
