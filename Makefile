@@ -92,7 +92,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, vermin, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config console controller dev guest_runtime hypervisor nova_driver pool_client resources server support tests/bench tests/harness native/codegen
+	$(PY) -m mypy cli config console controller dev guest_runtime hypervisor kubernetes nova_driver pool_client resources server support tests/bench tests/harness native/codegen
 	$(VENV)/bin/vermin --quiet --target=3.9- --violations --no-tips guest_runtime
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 

@@ -50,7 +50,9 @@ async def run_node(config: KubernetesConfig) -> None:
             ServerSocket(section.server_run_dir),
             CdiFiles(section.cdi_dir, section.bundle),
         )
-        await KubeletSockets(section.kubelet_dir, plugin).serve()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(KubeletSockets(section.kubelet_dir, plugin).serve())
+            tasks.create_task(plugin.sweep_for_ever())
 
 
 async def run_controller(config: KubernetesConfig) -> None:

@@ -31,6 +31,7 @@ from sluice.rpc import dra_v1_pb2_grpc as dra_grpc
 
 log = logging.getLogger("sluice.kubernetes")
 
+SWEEP_SECONDS = 60.0
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TROUBLES = (ClaimError, ClusterError, PoolError, ServerError, OSError)
 
@@ -88,6 +89,42 @@ class NodePlugin(dra_grpc.DRAPluginServicer):
 
         await asyncio.gather(*map(one, request.claims))
         return answer
+
+    async def sweep(self) -> int:
+        """Takes back what no claim of the cluster stands behind; returns how many.
+
+        A kubelet that lost its state never asks for it. Raises ServerError, ClusterError,
+        PoolError, OSError.
+        """
+        files = self._files.uids()
+        prepared = await self._server.claims()
+        swept = 0
+        for uid in files - prepared.keys():  # its server's record went first, or never was
+            self._files.remove(uid)
+            swept += 1
+        for uid, whole_name in prepared.items():
+            namespace, _, name = whole_name.partition("/")
+            try:
+                found = await self._cluster.claim(namespace, name)
+            except ClusterError as error:
+                if not error.is_not_found:
+                    raise
+            else:
+                if found["metadata"]["uid"] == uid:
+                    continue
+            await self._in_turn(dra.Claim(uid=uid, namespace=namespace, name=name), self._unprepare)
+            swept += 1
+        return swept
+
+    async def sweep_for_ever(self) -> None:
+        """Now and then, until cancelled."""
+        while True:
+            try:
+                if swept := await self.sweep():
+                    log.info("%d claim(s) that the cluster has no more: taken back", swept)
+            except _TROUBLES as error:
+                log.warning("leftovers are looked for later: %s", error)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _in_turn(
         self, claim: dra.Claim, step: Callable[[dra.Claim], Awaitable[list[dra.Device]]]

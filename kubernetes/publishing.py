@@ -81,9 +81,15 @@ class Publisher:
         for each in await self._cluster.slices(DRIVER):
             found.setdefault(each["spec"]["pool"]["name"], []).append(each)
         stored: list[Mapping[str, Any]] = []
+        refused: ClusterError | None = None
         for node in sorted({*devices, *found}):
             wanted = slices_of(node, devices.get(node, []), self._reach)
-            stored += await self._bring_pool_in_line(wanted, found.get(node, []))
+            try:
+                stored += await self._bring_pool_in_line(wanted, found.get(node, []))
+            except ClusterError as error:  # one node's stops no other's
+                refused = refused or error
+        if refused:
+            raise refused
         return stored
 
     async def _bring_pool_in_line(

@@ -106,8 +106,8 @@ def _divided(
         "attributes": attributes,
         "allowMultipleAllocations": True,
         "capacity": {
-            MEMORY: _capacity(f"{memory}Mi", f"{slots[0]['memory_mib']}Mi", "1Mi"),
-            COMPUTE: _capacity(str(compute), str(slots[0]["compute_percent"]), "1"),
+            MEMORY: _capacity(memory, slots[0]["memory_mib"], "Mi"),
+            COMPUTE: _capacity(compute, slots[0]["compute_percent"], ""),
             SLICES: {
                 "value": str(len(slots)),
                 "requestPolicy": {"default": "1", "validValues": ["1"]},
@@ -116,9 +116,13 @@ def _divided(
     }
 
 
-def _capacity(value: str, default: str, least: str) -> dict[str, Any]:
-    policy = {"default": default, "validRange": {"min": least, "step": least}}
-    return {"value": value, "requestPolicy": policy}
+def _capacity(value: int, default: int, unit: str) -> dict[str, Any]:
+    policy: dict[str, Any] = {"default": f"{default}{unit}"}
+    if value > 1:
+        policy["validRange"] = {"min": f"1{unit}", "step": f"1{unit}"}
+    else:  # Kubernetes takes no range without a second step
+        policy["validValues"] = [f"1{unit}"]
+    return {"value": f"{value}{unit}", "requestPolicy": policy}
 
 
 def _whole(name: str, attributes: dict[str, Any], slot: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from tests.rigs.kubernetes.rig import CHECKOUT, NODE, KubernetesRig
 LABEL = "kubernetes"
 DRIVER = "vgpu.sluice.io"
 CUDA_IMAGE = "localhost/cuda:rig"
-GPU_MIB = 8000
+#: What is the cluster's, of a software GPU of 4,096 MiB.
+COUNT, MEMORY_MIB, COMPUTE_PERCENT = 4, 900, 20
 
 
 class ClusterPool:
@@ -74,7 +75,7 @@ class ClusterPool:
 
     def begin(self) -> None:
         """What is reserved, and the parts."""
-        self.whole = self.reserve(4, 1000, 25)
+        self.whole = self.reserve(COUNT, MEMORY_MIB, COMPUTE_PERCENT)
         for name, account, place in (
             ("node", "sluice-node", "sluice-node"),
             ("controller", "sluice-controller", "sluice"),
@@ -98,8 +99,9 @@ class ClusterPool:
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
-        assert not list((self.folder / "run" / "claims").glob("*")), self.state()
-        assert not list(self.rig.cdi.glob("sluice-claim-*")), self.state()
+        claims = self.folder / "run" / "claims"
+        wait_for(lambda: not list(claims.glob("*")), 120, self.state)
+        wait_for(lambda: not list(self.rig.cdi.glob("sluice-claim-*")), 120, self.state)
 
     def state(self) -> str:
         """How things stand, for a test that fails."""

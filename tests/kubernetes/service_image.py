@@ -21,7 +21,9 @@ NAME = "docker.io/library/sluice-kubernetes:0.2"  # as the manifests have it
 _LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 _IMPORTED = """
 import json, sys
+import httpx, httpcore._async.http11, anyio._backends._asyncio  # when httpx is first used
 import sluice.kubernetes.__main__
+httpx.AsyncClient()
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 _SCRIPT = """#!/usr/local/bin/python3

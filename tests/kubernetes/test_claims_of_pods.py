@@ -6,7 +6,15 @@ from __future__ import annotations
 import pytest
 from control_plane import wait_for
 
-from tests.kubernetes.cluster_pool import DRIVER, ClusterPool, container, pod, template
+from tests.kubernetes.cluster_pool import (
+    COMPUTE_PERCENT,
+    DRIVER,
+    MEMORY_MIB,
+    ClusterPool,
+    container,
+    pod,
+    template,
+)
 
 pytestmark = pytest.mark.kubernetes
 
@@ -30,15 +38,103 @@ def test_slices_say_what_is_reserved_and_no_more(cluster: ClusterPool) -> None:
     assert published["nodeName"] == "127.0.0.1"
     [device] = published["devices"]
     assert device["allowMultipleAllocations"] is True
-    assert device["capacity"]["memory"]["value"] == "4000Mi"
-    assert device["capacity"]["compute"]["value"] == "100"
+    assert device["capacity"]["memory"]["value"] == "3600Mi"
+    assert device["capacity"]["compute"]["value"] == "80"
     assert device["attributes"]["software"] == {"bool": True}
     [gpu] = cluster.plane.rest.get("/gpus").json()["gpus"]
     assert device["attributes"]["model"]["string"] == gpu["model"][:64]
 
 
 def test_slices_follow_the_reservation(cluster: ClusterPool) -> None:
-    more = cluster.reserve(1, 200, 1) if cluster.plane.rest.get("/gpus") else {}
+    more = cluster.reserve(1, 200, 1)
     wait_for(lambda: sum(len(each["devices"]) for each in cluster.slices()) == 2, 60, cluster.state)
     assert cluster.plane.rest.delete(f"/reservations/{more['id']}").status_code == 200
     wait_for(lambda: sum(len(each["devices"]) for each in cluster.slices()) == 1, 60, cluster.state)
+
+
+def test_a_claim_that_has_no_room_is_pending_until_there_is(cluster: ClusterPool) -> None:
+    cluster.apply(
+        template("large", "2000Mi", "10"),
+        pod("first", container("cuda", "/bin/hold_vgpu", "600"), claim_template="large"),
+    )
+    cluster.wait_for_phase("first", "Running")
+    cluster.apply(pod("second", container("cuda", "/bin/vector_add"), claim_template="large"))
+    wait_for(lambda: unschedulable(cluster, "second"), 60, cluster.state)
+    cluster.rig.kubectl("delete", "pod", "first")
+    assert "wrong 0" in cluster.finished("second")
+
+
+def unschedulable(cluster: ClusterPool, name: str) -> bool:
+    conditions = cluster.rig.get("pod", name)["status"].get("conditions", [])
+    return any(each.get("reason") == "Unschedulable" for each in conditions)
+
+
+def test_a_program_gets_no_more_than_its_claim(cluster: ClusterPool) -> None:
+    asks = [{"name": "SLUICE_GMEM", "value": "900"}, {"name": "SLUICE_WAIT", "value": "0"}]
+    cluster.apply(
+        template("small", "500Mi", "10"),
+        pod("greedy", container("cuda", "/bin/vector_add", env=asks), claim_template="small"),
+    )
+    assert cluster.wait_for_phase("greedy", "Succeeded", "Failed") == "Failed"
+    assert "none of its" in cluster.rig.kubectl("logs", "greedy")
+    assert cluster.plane.grants() == []
+
+
+def test_an_extended_resource_is_a_default_slice(cluster: ClusterPool) -> None:
+    limits = {"resources": {"limits": {"sluice.io/vgpu": "1"}}}
+    cluster.apply(pod("plain", container("cuda", "/bin/vector_add", claim="", **limits)))
+    assert "wrong 0" in cluster.finished("plain")
+    [grant] = cluster.plane.rest.get("/grants", params={"state": "ended"}).json()["grants"][-1:]
+    [vgpu] = grant["vgpus"]
+    assert (vgpu["memory_mib"], vgpu["compute_percent"]) == (MEMORY_MIB, COMPUTE_PERCENT)
+
+
+def test_selectors_see_the_gpu(cluster: ClusterPool) -> None:
+    def chosen(name: str, expression: str) -> None:
+        cel = {"cel": {"expression": expression}}
+        cluster.apply(
+            template(name, "500Mi", "10", selectors=[cel]),
+            pod(name, container("cuda", "/bin/vector_add"), claim_template=name),
+        )
+
+    own = f'device.attributes["{DRIVER}"]'
+    chosen("fits", f'{own}.software && {own}.model.matches("Sluice") && {own}.node != ""')
+    chosen("never", f'{own}.model.matches("H200")')
+    assert "wrong 0" in cluster.finished("fits")
+    wait_for(lambda: unschedulable(cluster, "never"), 60, cluster.state)
+
+
+def test_a_priority_class_is_a_priority(cluster: ClusterPool) -> None:
+    urgent = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "urgent"},
+        "value": 1000,
+    }
+    holds = container("cuda", "/bin/hold_vgpu", "600")
+    cluster.apply(
+        urgent,
+        template("small", "500Mi", "10"),
+        pod("first", holds, claim_template="small", priorityClassName="urgent"),
+    )
+    wait_for(lambda: cluster.plane.grants(), 120, cluster.state)
+    [grant] = cluster.plane.grants()
+    assert grant["priority"] == 20
+
+
+def test_a_projects_quota_holds_for_its_namespace(cluster: ClusterPool) -> None:
+    quota = {"memory_mib": 600}
+    assert cluster.plane.rest.put("/quotas/kubernetes.default", json=quota).status_code < 300
+    try:
+        cluster.apply(
+            template("large", "700Mi", "10"),
+            pod("over", container("cuda", "/bin/vector_add"), claim_template="large"),
+        )
+        said = "project kubernetes.default may hold 600 MiB"
+        wait_for(
+            lambda: said in cluster.rig.kubectl("get", "events", "-o", "json"), 60, cluster.state
+        )
+        assert cluster.phase("over") == "Pending"
+    finally:
+        assert cluster.plane.rest.delete("/quotas/kubernetes.default").status_code < 300
+    assert "wrong 0" in cluster.finished("over")

@@ -79,7 +79,7 @@ def test_kubernetes_page(untold: ClusterPool, tmp_path: Path) -> None:
 
     def run(command: str, variables: Mapping[str, str]) -> str:
         ran = subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", command],
+            ["timeout", "200", "bash", "-e", "-o", "pipefail", "-c", command],
             env={**environment, **variables},
             cwd=tmp_path,
             capture_output=True,
@@ -88,7 +88,7 @@ def test_kubernetes_page(untold: ClusterPool, tmp_path: Path) -> None:
             check=False,
         )
         if ran.returncode:
-            raise AssertionError(f"{ran.stdout}{ran.stderr}\n{pods(untold)}\n{untold.state()}")
+            raise AssertionError(f"{ran.stdout}{ran.stderr}\n{untold.state()}\n{pods(untold)}")
         return ran.stdout
 
     folder = untold.folder / "run"
@@ -127,9 +127,10 @@ def pods(cluster: ClusterPool) -> str:
     for namespace in ("sluice", "sluice-node"):
         for each in cluster.rig.get("-n", namespace, "pods")["items"]:
             name = each["metadata"]["name"]
-            found += cluster.rig.kubectl("-n", namespace, "describe", "pod", name)[-1500:]
-            if cluster.rig.try_kubectl("-n", namespace, "logs", name):
-                found += cluster.rig.kubectl("-n", namespace, "logs", name)[-2000:]
+            found += f"\n{name}: {json.dumps(each['status'].get('containerStatuses'))}\n"
+            for words in (("logs", name), ("logs", "--previous", name)):
+                if cluster.rig.try_kubectl("-n", namespace, *words):
+                    found += cluster.rig.kubectl("-n", namespace, *words)[-2000:]
     return found
 
 

@@ -118,6 +118,15 @@ def test_a_device_is_what_the_reservation_holds_of_a_gpu() -> None:
     assert attributes["label_rack"] == {"string": "r12"}
 
 
+def test_the_smallest_slice_has_a_policy_that_kubernetes_takes() -> None:
+    [device] = published(slot(1, 1))
+    for name, least in (("memory", "1Mi"), ("compute", "1")):
+        assert device["capacity"][name]["requestPolicy"] == {
+            "default": least,
+            "validValues": [least],
+        }
+
+
 def test_without_consumable_capacity_each_vgpu_is_a_device() -> None:
     found = published(slot(), slot(3000, 50), divided=False)
     assert [each["name"][-2:] for each in found] == ["-0", "-1"]

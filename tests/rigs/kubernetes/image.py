@@ -20,17 +20,24 @@ _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+LOADER = "ld-linux-x86-64.so.2"
 #: As every image has them.
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp")
 
 
 def libraries_of(*programs: Path) -> dict[str, Path]:
-    """What programs are linked with on this machine, loader included, by their place."""
+    """What programs are linked with on this machine, loader included, by their place.
+
+    The loader is beside libc too, as in Debian: a loader hook looks for it there.
+    """
     found: dict[str, Path] = {}
     for program in programs:
         listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True)
         for place in _LIBRARY.findall(listed.stdout):
             found[place.lstrip("/")] = Path(place).resolve()
+    for place in list(found):
+        if Path(place).name == "libc.so.6":
+            found[str(Path(place).with_name(LOADER))] = Path("/lib64", LOADER).resolve()
     return found
 
 

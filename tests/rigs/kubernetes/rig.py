@@ -347,7 +347,7 @@ def main() -> int:
     elif words[:1] == ["down"]:
         rig.down()
     elif words[:1] == ["kubectl"]:
-        command = [PROGRAMS / "kubectl", *words[1:]]
+        command = [str(PROGRAMS / "kubectl"), *words[1:]]
         return subprocess.run(command, check=False, env=rig.environment).returncode
     else:
         print("usage: rig.py up|down|kubectl WORDS…", file=sys.stderr)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sandbox container of a pod: holds its namespaces, reaps what is left to it, ends when told. Linked statically. */
+ * The sandbox container of a pod: holds its namespaces, reaps what is left to it, ends when told.
+ * Linked statically. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
