@@ -381,7 +381,8 @@ void ManagedMemory::after_wait() {
   for (const Prefetch& p : std::exchange(prefetches_, {})) {
     ManagedAllocation* a = at(p.address);
     if (!a) continue;
-    a->pages.prepare(p.address, std::min(p.bytes, a->end() - p.address), false);
+    const uint64_t bytes = std::min(p.bytes, a->end() - p.address);
+    if (a->pages.prepare(p.address, bytes, false)) a->mapping.populate(p.address, bytes);
     note_held(*a);
   }
 }
