@@ -148,6 +148,12 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
   return called("cuLibraryGetKernel", library);
 }
 
+CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* size, CUlibrary, const char*) {
+  *address = 0x5000;
+  *size = 4;
+  return called("cuLibraryGetManaged");
+}
+
 CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary, const char*) {
   *address = 0x4000;
   *size = 16;

@@ -110,13 +110,23 @@ def test_variables_are_found_by_their_shadow(loaded: Loaded) -> None:
     assert loaded.api.cudaGetSymbolAddress(ctypes.byref(address), other) == INVALID_SYMBOL
 
 
-def test_a_managed_variable_is_refused_when_it_is_used(loaded: Loaded) -> None:
-    shadow = ctypes.c_void_p(0xBBBB0000)
-    size = ctypes.c_size_t(4)
+def test_a_managed_variable_is_where_the_driver_says(loaded: Loaded) -> None:
+    place, size = ctypes.c_void_p(), ctypes.c_size_t(4)
+    shadow = ctypes.byref(place)
     loaded.host_abi("RegisterManagedVar", loaded.module, shadow, None, b"m", 0, size, 0, 0)
-    address = ctypes.c_void_p()
-    not_supported = 801
-    assert loaded.api.cudaGetSymbolAddress(ctypes.byref(address), shadow) == not_supported
+    initialise = loaded.api.__getattr__("__cudaInitModule")
+    not_found, address = 500, ctypes.c_void_p()
+    loaded.answer("cuLibraryGetManaged", not_found)
+    assert initialise(loaded.module) & 0xFF == 0
+    assert place.value is None
+    loaded.answer("cuLibraryGetManaged", 0)
+    assert initialise(loaded.module) & 0xFF == 1
+    assert place.value == 0x5000
+    # The program names the variable itself, which is there.
+    assert loaded.api.cudaGetSymbolAddress(ctypes.byref(address), place) == 0
+    assert address.value == 0x5000
+    assert initialise(loaded.module) & 0xFF == 1
+    assert sum(line.startswith("cuLibraryGetManaged") for line in loaded.calls()) == 3
 
 
 def test_call_configurations_nest(loaded: Loaded) -> None:

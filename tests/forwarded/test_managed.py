@@ -72,3 +72,12 @@ def test_costs_no_signal_handler_before_there_is_some(tmp_path: Path) -> None:
     with StaticPool(tmp_path) as pool:
         done = pool.run(sys.executable, "-c", FROM_PYTHON)
     assert done.stdout.split(maxsplit=4) == ["0", "1", "1048576", "1048576", "{7}\n"], done.stderr
+
+
+@pytest.mark.parametrize("way", ["shm", "relay", "tcp"])
+def test_is_a_plain_array_in_random_turns(tmp_path: Path, way: str) -> None:
+    turns = Path(__file__).with_name("managed_turns.py")
+    with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
+        for seed in range(1, 6):
+            run = pool.run(sys.executable, str(turns), str(seed))
+            assert run.stdout == "right\n", f"seed {seed}: {run.stdout}{run.stderr}"

@@ -6,8 +6,8 @@
 CUDA_SAMPLES is a checkout of github.com/NVIDIA/cuda-samples for CUDA 13; nothing of it is part of
 Sluice. What a sample consists of is read from its CMakeLists.txt. Each gets a folder of its own
 with the stripped program, its kernel images and its data files; `skipped.json` says what was left
-out and why (graphics, concurrent managed access, MPI) and what did not compile. Several toolkits may be
-given: folders with include/ and lib/ as the wheels unpack, the first with bin/nvcc.
+out and why (graphics, concurrent managed access, MPI) and what did not compile. Several toolkits
+may be given: folders with include/ and lib/ as the wheels unpack, the first with bin/nvcc.
 """
 
 from __future__ import annotations

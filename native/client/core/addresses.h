@@ -15,8 +15,8 @@ struct AddressRange {
   Device* device = nullptr;  // whose memory it is
   uint64_t start = 0, bytes = 0;
   bool pooled = false;
-  bool graphs = false;    // allocated by a node of a graph
-  bool plain = false;     // of cuMemAlloc, which can be shared by CUDA IPC
+  bool graphs = false;  // allocated by a node of a graph
+  bool plain = false;   // of cuMemAlloc, which can be shared by CUDA IPC
   bool managed = false;
   bool imported = false;  // from another process's memory pool
 };

@@ -118,7 +118,7 @@ CUresult within_device(Session* s, Stream* stream, const CopyEnd& to, const Copy
 namespace {
 
 // Managed memory is the device's, whatever the caller calls it.
-CUresult use_managed(Session* s, CUmemorytype* type, const void* host, CUdeviceptr* device) {
+CUresult use_as_device(Session* s, CUmemorytype* type, const void* host, CUdeviceptr* device) {
   if (*type == CU_MEMORYTYPE_ARRAY) return CUDA_SUCCESS;
   const auto address = *type == CU_MEMORYTYPE_HOST ? reinterpret_cast<CUdeviceptr>(host) : *device;
   if (!s->managed.contains(address)) return CUDA_SUCCESS;
@@ -127,21 +127,21 @@ CUresult use_managed(Session* s, CUmemorytype* type, const void* host, CUdevicep
   return s->managed.before_use(address, ~uint64_t{0});
 }
 
-CUresult copy_box(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait);
+CUresult copy_either(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait);
 
 }  // namespace
 
 CUresult copy_with_arrays(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
-  if (!s->managed.any() || stream->capture) return copy_box(s, stream, p, wait);
+  if (!s->managed.any() || stream->capture) return copy_either(s, stream, p, wait);
   CUDA_MEMCPY3D c = p;
-  CUresult e = use_managed(s, &c.srcMemoryType, c.srcHost, &c.srcDevice);
-  if (e == CUDA_SUCCESS) e = use_managed(s, &c.dstMemoryType, c.dstHost, &c.dstDevice);
-  return e == CUDA_SUCCESS ? copy_box(s, stream, c, wait) : e;
+  CUresult e = use_as_device(s, &c.srcMemoryType, c.srcHost, &c.srcDevice);
+  if (e == CUDA_SUCCESS) e = use_as_device(s, &c.dstMemoryType, c.dstHost, &c.dstDevice);
+  return e == CUDA_SUCCESS ? copy_either(s, stream, c, wait) : e;
 }
 
 namespace {
 
-CUresult copy_box(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
+CUresult copy_either(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
   if (wait)
     if (const CUresult unsafe = s->captures.unsafe(); unsafe != CUDA_SUCCESS) return unsafe;
   const CopyBox box{p.WidthInBytes, p.Height, p.Depth};

@@ -22,7 +22,7 @@ bool lies_in(const ManagedAllocation& a, uint64_t address, uint64_t bytes) {
 
 CUresult ManagedMemory::attach(Stream* stream, uint64_t address, uint64_t bytes, unsigned flags) {
   using enum ManagedAllocation::Attached;
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ManagedAllocation* a = may_contain(address) ? at(address) : nullptr;
   // CUDA attaches whole allocations only.
   if (!a || address != a->start() || (bytes != 0 && bytes != a->asked))
@@ -40,7 +40,7 @@ CUresult ManagedMemory::attach(Stream* stream, uint64_t address, uint64_t bytes,
 
 CUresult ManagedMemory::prefetch_to_host(uint64_t address, uint64_t bytes) {
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     ManagedAllocation* a = may_contain(address) ? at(address) : nullptr;
     if (!a || bytes == 0 || !lies_in(*a, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
     prefetches_.push_back({address, bytes});
@@ -52,7 +52,7 @@ CUresult ManagedMemory::prefetch_to_host(uint64_t address, uint64_t bytes) {
 
 CUresult ManagedMemory::advise(uint64_t address, uint64_t bytes,
                                const std::function<void(Advice*)>& change) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ManagedAllocation* a = may_contain(address) ? at(address) : nullptr;
   if (!a || bytes == 0 || !lies_in(*a, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t from = address / ManagedPages::kPage * ManagedPages::kPage;
@@ -68,7 +68,7 @@ CUresult ManagedMemory::advise(uint64_t address, uint64_t bytes,
 
 bool ManagedMemory::advice(uint64_t address, uint64_t bytes,
                            const std::function<void(const Advice&)>& each) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ManagedAllocation* a = may_contain(address) ? at(address) : nullptr;
   if (!a || bytes == 0 || !lies_in(*a, address, bytes)) return false;
   const uint64_t from = address / ManagedPages::kPage * ManagedPages::kPage;

@@ -73,6 +73,15 @@ bool ManagedMapping::protect(uint64_t at, uint64_t bytes, int protection) const 
   return mprotect(reinterpret_cast<void*>(at), bytes, protection) == 0;
 }
 
+void ManagedMapping::populate(uint64_t at, uint64_t bytes) const {
+#ifndef MADV_POPULATE_READ
+  constexpr int MADV_POPULATE_READ = 22;
+#endif
+  // Kernels before 5.14 do not know it, and map by faults.
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)), from = at / page * page;
+  madvise(reinterpret_cast<void*>(from), at + bytes - from, MADV_POPULATE_READ);
+}
+
 void ManagedMapping::clear(uint64_t at, uint64_t bytes) const {
   madvise(second(at), bytes, MADV_REMOVE);
 }

@@ -30,6 +30,8 @@ class ManagedMapping {
   // Where this library reads and writes what the program sees at `address`.
   std::byte* second(uint64_t address) const { return second_ + (address - start_); }
   bool protect(uint64_t at, uint64_t bytes, int protection) const;
+  // Has the kernel map the pages of a readable range at once, rather than by a fault for a few.
+  void populate(uint64_t at, uint64_t bytes) const;
   // Zeros again, and their memory back. Nothing of it is accessible.
   void clear(uint64_t at, uint64_t bytes) const;
 

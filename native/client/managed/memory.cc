@@ -38,6 +38,11 @@ bool& ManagedMemory::runs_host_function() {
   return runs;
 }
 
+bool& ManagedMemory::Lock::held() {
+  static thread_local bool held = false;
+  return held;
+}
+
 // ---- what there is
 
 CUresult ManagedMemory::mover_of(Device* device, Stream** stream) {
@@ -116,7 +121,7 @@ CUresult ManagedMemory::allocate(Device* device, uint64_t bytes, unsigned flags,
   const uint64_t whole = pages_up(bytes);
   if (whole < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     Stream* mover;
     if (const CUresult e = mover_of(device, &mover); e != CUDA_SUCCESS) return e;
     ManagedBlock* block;
@@ -152,7 +157,7 @@ void ManagedMemory::remove(Allocations::iterator it) {
 }
 
 CUresult ManagedMemory::free(uint64_t address) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const auto it = allocations_.find(address);
   if (it == allocations_.end() || !it->second->block) return CUDA_ERROR_INVALID_VALUE;
   remove(it);
@@ -160,7 +165,7 @@ CUresult ManagedMemory::free(uint64_t address) {
 }
 
 void ManagedMemory::clear(const Device* device) {
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   for (auto it = allocations_.begin(); it != allocations_.end();) {
     const auto here = it++;
     if (here->second->device == device && here->second->block) remove(here);
@@ -171,7 +176,7 @@ CUresult ManagedMemory::add_variable(Device* device, uint64_t address, uint64_t 
                                      uint64_t code) {
   if (bytes == 0 || address + bytes < address) return CUDA_ERROR_INVALID_VALUE;
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     std::vector<ManagedAllocation::Extent> extents{{address, bytes, code}};
     uint64_t from = page_of(address), to = pages_up(address + bytes);
     // Those that share a page with it come into one. Nobody touches this one yet.
@@ -219,7 +224,7 @@ CUresult ManagedMemory::add_variable(Device* device, uint64_t address, uint64_t 
 
 void ManagedMemory::drop_variables(uint64_t code) {
   if (!any()) return;
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   for (auto it = allocations_.begin(); it != allocations_.end();) {
     const auto here = it++;
     ManagedAllocation& a = *here->second;
@@ -238,7 +243,7 @@ ManagedAllocation* ManagedMemory::at(uint64_t address) {
 
 bool ManagedMemory::find(uint64_t address, Found* found) {
   if (!may_contain(address)) return false;
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const ManagedAllocation* a = at(address);
   if (!a) return false;
   *found = {a->start(), a->asked, a->device};
@@ -266,7 +271,7 @@ CUresult ManagedMemory::release(ManagedAllocation& a, uint64_t from, uint64_t to
 
 CUresult ManagedMemory::before_work(const Stream& stream) {
   if (stream.joins_nothing || stream.capture) return CUDA_SUCCESS;
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ++works_;
   if (held_.empty()) return CUDA_SUCCESS;
   std::set<Stream*> movers;
@@ -287,7 +292,7 @@ CUresult ManagedMemory::before_work(const Stream& stream) {
 
 CUresult ManagedMemory::before_use(uint64_t address, uint64_t bytes) {
   if (!may_contain(address) || bytes == 0) return CUDA_SUCCESS;
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ManagedAllocation* a = at(address);
   if (!a) return CUDA_SUCCESS;
   a->other_work = ++works_;
@@ -319,7 +324,7 @@ bool ManagedMemory::wait_before_fetch(uint64_t address, uint64_t bytes, bool* mi
   uint64_t stream = 0;
   bool all = false;
   {
-    std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     const ManagedAllocation* a = at(address);
     *mine = a != nullptr;
     if (!a || !a->pages.needs_fetch(address, std::min(bytes, a->end() - address))) return true;
@@ -341,7 +346,7 @@ bool ManagedMemory::touch(uint64_t address, bool write) {
   bool mine;
   if (!wait_before_fetch(address, 1, &mine) || !mine) return false;
   after_wait();
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ManagedAllocation* a = at(address);
   if (!a || !a->pages.touch(address, write)) return false;
   note_held(*a);
@@ -352,7 +357,7 @@ bool ManagedMemory::prepare(uint64_t address, uint64_t bytes, bool write) {
   for (const uint64_t end = address + bytes; address < end;) {
     bool mine;
     if (!wait_before_fetch(address, end - address, &mine)) return false;
-    std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     ManagedAllocation* a = at(address);
     if (!a) return true;
     const uint64_t to = std::min(end, a->end());
@@ -364,18 +369,20 @@ bool ManagedMemory::prepare(uint64_t address, uint64_t bytes, bool write) {
 }
 
 void ManagedMemory::after_wait() {
-  if (!prefetches_wait_.load(std::memory_order_relaxed) || runs_host_function()) return;
+  if (!prefetches_wait_.load(std::memory_order_relaxed) || runs_host_function() || Lock::held())
+    return;
   if (const uint64_t upto = works_; waited_ < upto) {
     for (auto& d : session_.devices())
       if (!session_.work().idle(*d)) return;
     note_waited(upto);
   }
-  std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   prefetches_wait_ = false;
   for (const Prefetch& p : std::exchange(prefetches_, {})) {
     ManagedAllocation* a = at(p.address);
     if (!a) continue;
-    a->pages.prepare(p.address, std::min(p.bytes, a->end() - p.address), false);
+    const uint64_t bytes = std::min(p.bytes, a->end() - p.address);
+    if (a->pages.prepare(p.address, bytes, false)) a->mapping.populate(p.address, bytes);
     note_held(*a);
   }
 }

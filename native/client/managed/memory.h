@@ -118,6 +118,17 @@ class ManagedMemory {
   struct Prefetch {
     uint64_t address, bytes;
   };
+  // Of the mutex. What is moved under it may wait for the mover's stream, and whoever has waited
+  // asks after_wait().
+  class Lock {
+   public:
+    explicit Lock(ManagedMemory& memory) : lock_(memory.mutex_) { held() = true; }
+    ~Lock() { held() = false; }
+    static bool& held();  // by this thread
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+  };
   std::vector<Prefetch> prefetches_;
   std::atomic<bool> prefetches_wait_{false};
   // Works that may touch managed memory, and how many of them a wait for all devices has covered.

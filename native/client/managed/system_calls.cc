@@ -82,6 +82,10 @@ REAL(preadv, ssize_t(int, const iovec*, int, off_t));
 REAL(pwritev, ssize_t(int, const iovec*, int, off_t));
 REAL(preadv64, ssize_t(int, const iovec*, int, off_t));
 REAL(pwritev64, ssize_t(int, const iovec*, int, off_t));
+REAL(preadv2, ssize_t(int, const iovec*, int, off_t, int));
+REAL(pwritev2, ssize_t(int, const iovec*, int, off_t, int));
+REAL(preadv64v2, ssize_t(int, const iovec*, int, off_t, int));
+REAL(pwritev64v2, ssize_t(int, const iovec*, int, off_t, int));
 REAL(send, ssize_t(int, const void*, size_t, int));
 REAL(recv, ssize_t(int, void*, size_t, int));
 REAL(sendto, ssize_t(int, const void*, size_t, int, const sockaddr*, socklen_t));
@@ -133,6 +137,12 @@ ssize_t our_preadv(int fd, const iovec* parts, int n, off_t at) {
 }
 ssize_t our_pwritev(int fd, const iovec* parts, int n, off_t at) {
   return with(parts, n, false, [&] { return real_pwritev(fd, parts, n, at); });
+}
+ssize_t our_preadv2(int fd, const iovec* parts, int n, off_t at, int flags) {
+  return with(parts, n, true, [&] { return real_preadv2(fd, parts, n, at, flags); });
+}
+ssize_t our_pwritev2(int fd, const iovec* parts, int n, off_t at, int flags) {
+  return with(parts, n, false, [&] { return real_pwritev2(fd, parts, n, at, flags); });
 }
 ssize_t our_send(int fd, const void* from, size_t n, int flags) {
   return with({from, n, false}, [&] { return real_send(fd, from, n, flags); });
@@ -207,6 +217,10 @@ InterposedList system_calls() {
       entry("pwritev", our_pwritev, &real_pwritev),
       entry("preadv64", our_preadv, &real_preadv64),
       entry("pwritev64", our_pwritev, &real_pwritev64),
+      entry("preadv2", our_preadv2, &real_preadv2),
+      entry("pwritev2", our_pwritev2, &real_pwritev2),
+      entry("preadv64v2", our_preadv2, &real_preadv64v2),
+      entry("pwritev64v2", our_pwritev2, &real_pwritev64v2),
       entry("send", our_send, &real_send),
       entry("recv", our_recv, &real_recv),
       entry("sendto", our_sendto, &real_sendto),

@@ -101,9 +101,8 @@ class Linker {
       if (!module_.variables.empty() && variable >= module_.variables.data() &&
           variable < module_.variables.data() + module_.variables.size()) {
         scope_.variable_address[static_cast<size_t>(variable - module_.variables.data())] = address;
-        program_.variables.push_back(
-            {variable->name, address, variable->size, variable->space == Space::kConst,
-             variable->managed});
+        program_.variables.push_back({variable->name, address, variable->size,
+                                      variable->space == Space::kConst, variable->managed});
       } else {
         body_variables_[variable] = address;
       }

@@ -136,7 +136,6 @@ TEST(ManagedPages, HereAndThereMoveLittle) {
 TEST(ManagedPages, OfLargeMemoryHaveFewRuns) {
   // 64 GiB, every other piece touched: the kernel has room for 65,530 mappings.
   const uint64_t pages = 16ull << 20;
-  Rig rig(1);
   struct Nothing : PageMover {
     bool fetch(uint64_t, uint64_t) override { return true; }
     bool store(uint64_t, uint64_t) override { return true; }
