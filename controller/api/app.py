@@ -33,8 +33,8 @@ from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.node_routes import node_routes
-from sluice.controller.api.people_routes import people_routes
 from sluice.controller.api.part_routes import part_routes
+from sluice.controller.api.people_routes import people_routes
 from sluice.controller.api.pool_routes import pool_routes
 from sluice.controller.api.queue_routes import queue_routes
 from sluice.controller.api.quota_routes import quota_routes
