@@ -28,7 +28,7 @@ from joserfc.errors import JoseError
 
 from sluice.config.oidc import OidcSection
 from sluice.controller.auth.oidc_provider import Provider, ProviderError
-from sluice.controller.auth.tokens import hash_of
+from sluice.resources.first_tokens import hash_of
 
 #: None, and none of a secret that provider and client share: those anybody makes who knows it.
 ALGORITHMS = (
