@@ -60,7 +60,7 @@ class Release:
 
     def run(self, *words: str | Path) -> None:
         """Runs a script of the export with the release's tools."""
-        environment = release_wheel.at(self.moment, self.tools)
+        environment = release_wheel.at(self.moment, self.tools, self.source)
         release_wheel.run([str(self.tools), *map(str, words)], environment)
 
     def keep(self, path: Path) -> Path:
@@ -124,8 +124,6 @@ def build(of: Release) -> None:
 
 def build_wheel(of: Release) -> Path:
     """The wheel, which fits glibc 2.28."""
-    # all of the export has the commit's date, by which ninja cannot tell what changed
-    shutil.rmtree(of.work / "native", ignore_errors=True)
     wheel = release_wheel.build_wheel(of.source, of.tools, of.work, of.moment, of.jobs)
     release_wheel.check_wheel(wheel, of.tools)
     return wheel
@@ -133,10 +131,8 @@ def build_wheel(of: Release) -> Path:
 
 def build_bundle(of: Release) -> Path:
     """The guest bundle."""
-    for name in ("guest", "guest-static"):
-        shutil.rmtree(of.work / name, ignore_errors=True)
     script = of.source / "packaging" / "guest_bundle.py"
-    build = of.work / "guest"
+    build = of.source / "build" / "guest"
     of.run(script, "--build", build, "--dist", of.dist, "--jobs", str(of.jobs))
     [bundle] = of.dist.glob("sluice-guest-*.tar.gz")
     return bundle
@@ -194,6 +190,10 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="a release of an earlier run, to compare with")
     arguments = parser.parse_args()
     refuse_dirty()
+    if arguments.against:
+        os.environ["CCACHE_RECACHE"] = (
+            "1"  # what an earlier run compiled would be the same for sure
+        )
     commit = git("rev-parse", "HEAD")
     moment = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
     source = arguments.work / "source"

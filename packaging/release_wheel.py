@@ -39,7 +39,10 @@ def make_tools(folder: Path) -> Path:
 
 
 def build_wheel(source: Path, tools: Path, work: Path, moment: int, jobs: int) -> Path:
-    """The wheel of a release, of the tree `source`; `work` keeps what was compiled."""
+    """The wheel of a release, of the tree `source`, in which it is compiled too.
+
+    So ccache, which takes paths as they are within the tree, knows what another tree compiled.
+    """
     out = fresh(work / "wheel")
     defines = {
         "CMAKE_TOOLCHAIN_FILE": str(source / "packaging" / "zig-toolchain.cmake"),
@@ -49,7 +52,7 @@ def build_wheel(source: Path, tools: Path, work: Path, moment: int, jobs: int) -
         "CMAKE_MODULE_LINKER_FLAGS": "-s",
         "CMAKE_EXE_LINKER_FLAGS": "-s",
     }
-    settings = [f"build-dir={work / 'native'}"]
+    settings = [f"build-dir={source / 'build' / 'native'}"]
     settings += [f"cmake.define.{name}={value}" for name, value in defines.items()]
     made = pip_wheel(source, tools, out, settings, moment, jobs)
     tag(made, tools, PLATFORM, moment)
@@ -99,7 +102,7 @@ def pip_wheel(
     command = [str(tools), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
     command += [word for setting in settings for word in ("-C", setting)]
-    environment = at(moment, tools) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+    environment = at(moment, tools, source) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
     run([*command, str(source)], environment)
     [wheel] = out.glob("*.whl")
     return wheel
@@ -135,10 +138,17 @@ def native_files(wheel: Path) -> dict[str, bytes]:
         }
 
 
-def at(moment: int, tools: Path) -> dict[str, str]:
-    """The environment of a build: its date, and its tools before the machine's."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+def at(moment: int, tools: Path, source: Path = CHECKOUT) -> dict[str, str]:
+    """The environment of a build: its date, and its tools before the machine's.
+
+    Logs name source files: with these flags they are named from the top of the tree, wherever it
+    lies, and whether ccache (whose paths are seen from build/NAME) was there or not.
+    """
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "CFLAGS", "CXXFLAGS", "LDFLAGS")
+    kept = {k: v for k, v in os.environ.items() if k not in ours}
     path = f"{tools.parent}:{os.environ['PATH']}"
+    flags = f"-fmacro-prefix-map={source}/= -fmacro-prefix-map=../../="
+    kept |= {"CFLAGS": flags, "CXXFLAGS": flags}
     return {**kept, "SOURCE_DATE_EPOCH": str(moment), "PATH": path, "PYTHONHASHSEED": "0"}
 
 
