@@ -75,7 +75,7 @@ class Kind:
     values: Callable[[Pool, Rights, Arguments], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     about: Callable[[Arguments], tuple[str, ...]]
     every: float = 0.0
-    apart: float = 0.8  # with live.TICK_SECONDS and the way to the screen less than a second
+    apart: float = 0.6  # with live.TICK_SECONDS and the way to the screen less than a second
     large: bool = False
 
 

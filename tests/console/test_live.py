@@ -86,7 +86,7 @@ async def test_a_part_is_rendered_so_often_at_most(
     await watching.render_due()
     for change in range(20):
         await drain(place, drained=change % 2 == 0)
-        clock.seconds += 0.035
+        clock.seconds += 0.025
         await watching.render_due()
     assert board.rendered == 1
     clock.seconds += 0.2
