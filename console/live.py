@@ -30,7 +30,7 @@ from sluice.controller.store.store import StoreError
 
 log = logging.getLogger("sluice.controller")
 
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.1
 SHARE_OF_TIME = 0.1
 ROUND_SECONDS = TICK_SECONDS * SHARE_OF_TIME
 #: Parts of one screen that may be tens of kilobytes: each is kept once for all who look at it.

@@ -12,10 +12,12 @@ import functools
 import hashlib
 import hmac
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -40,7 +42,8 @@ def own_key() -> RSAKey:
 class ScriptedProvider:
     """Right unless told otherwise: `claims`, `key`, `answers` by path, and `token_answer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
+        """With a certificate and its key it speaks TLS."""
         self.key: Any = own_key()
         self.keys: list[Any] = [self.key]
         self.algorithm = "RS256"
@@ -65,7 +68,12 @@ class ScriptedProvider:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.issuer = f"http://127.0.0.1:{self._server.server_port}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "https" if certificate else "http"
+        self.issuer = f"{scheme}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool_certificates import PoolCa
 
 from sluice.config.oidc import OidcSection
 from sluice.console import person_sign_in
@@ -229,3 +230,28 @@ async def test_a_secret_that_cannot_be_read_is_named(
     empty = OidcSection.model_validate({**values, "client_secret_file": tmp_path / "empty"})
     with pytest.raises(ProviderError, match="is empty"):
         RelyingParty(empty).client_secret()
+
+
+async def test_a_provider_is_believed_by_its_certificate_only(tmp_path: Path) -> None:
+    ca = PoolCa(tmp_path / "ca")
+    right = ca.issue("login", "127.0.0.1", kind="controller")
+    expired = ca.issue_expired("login-of-before", "127.0.0.1")
+    another = ca.issue("elsewhere", "10.0.0.9", kind="controller")
+    for pair, ca_file, is_believed in (
+        (right, ca.file, True),
+        (right, None, False),
+        (expired, ca.file, False),
+        (another, ca.file, False),
+    ):
+        provider = ScriptedProvider((pair.cert, pair.key))
+        there = oidc_provider.Provider(provider.issuer, ca_file)
+        if is_believed:
+            assert (await there.metadata())["issuer"] == provider.issuer
+            provider.metadata["token_endpoint"] = "http://127.0.0.1/token"
+            there = oidc_provider.Provider(provider.issuer, ca_file)
+            with pytest.raises(ProviderError, match="begins with https://"):
+                await there.metadata()
+        else:
+            with pytest.raises(ProviderError, match="CERTIFICATE_VERIFY_FAILED"):
+                await there.metadata()
+        provider.close()
