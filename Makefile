@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages images gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not kubernetes and not console and not rdma" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not kubernetes and not containers and not console and not rdma" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -38,8 +38,9 @@ test-guests: build/.rig programs native guest-bundle
 prepare-rigs: build/.base
 	dev/install_debian.sh rig
 	dev/install_debian.sh images
+	dev/install_debian.sh containers
 	$(PY) dev/install_requirements.py vsphere openstack
-	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images guest-bundle
+	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images build/.containers guest-bundle
 
 test-rdma: build/.rdma programs native ## sessions over RDMA, on soft RoCE in a guest: programs, forks, hostile peers, links that go down
 	$(PY) -m pytest -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
@@ -58,6 +59,9 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 
 test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGPUs on a real Kubernetes of one node (built here from Go modules)
 	$(PY) -m pytest -q --durations=8 -m kubernetes tests/kubernetes
+
+test-containers: build/.containers programs native guest-bundle ## containers of podman and runc with CDI devices: images of several distributions, identity, limits, rootless
+	$(PY) -m pytest -q --durations=8 --basetemp=$$(mktemp -d /tmp/containers-XXXX) -m containers tests/containers
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
 	$(PY) -m pytest -q --durations=8 -m console tests/console
@@ -121,6 +125,12 @@ guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
 	$(PY) packaging/guest_packages.py
 
+images: guest-bundle ## container images of controller, server and guest runtime by buildah, of package mirrors alone (as root)
+	packaging/containers/base.sh $(MIRROR)
+	for part in controller server guest; do \
+	  buildah build --isolation chroot --network host $(BUILD_ARGS) -f packaging/containers/$$part.Containerfile -t sluice-$$part . || exit 1; \
+	done
+
 gpu-host: programs native python ## dist/sluice-gpu-host.tar.gz: what test-gpu needs besides a GPU, its driver and GPU_PYTHON (make bench first)
 	$(PY) dev/pack_gpu_host.py --python $(GPU_PYTHON)
 
@@ -164,6 +174,11 @@ build/.images: build/.packages dev/make_guest_roots.sh tests/guest_images/requir
 	dev/make_guest_roots.sh build/guest-images
 	test -x build/guest-images/venv/bin/python || $(PYTHON) -m venv build/guest-images/venv
 	build/guest-images/venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/guest_images/requirements.txt
+	@touch $@
+
+build/.containers: build/.base dev/make_container_roots.sh
+	dev/install_debian.sh containers
+	dev/make_container_roots.sh build/containers/roots
 	@touch $@
 
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)

@@ -4,8 +4,8 @@
 # `install_debian.sh demo` for `make demo` (`demo-host` without its guest), `build` for the build and the tests without
 # guests, `rig` for guests under libvirt too,
 # `console` for Chromium,
-# `rdma` for soft RoCE in guests, `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in, `kubernetes` for
-# a cluster of one node.
+# `rdma` for soft RoCE in guests, `containers` for podman and roots of images, `packages` for the guest's deb and rpm,
+# `images` for roots of distributions to install them in, `kubernetes` for a cluster of one node.
 set -eu
 compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev libibverbs-dev"
 build="$compile git libgtest-dev etcd-server libvirt-clients libxml2-utils"
@@ -15,6 +15,7 @@ packages="dpkg-dev rpm"
 console="$build chromium fonts-dejavu-core"
 kubernetes="$build runc containernetworking-plugins busybox-static procps util-linux iproute2 openssl"
 images="$packages mmdebstrap cpio dosfstools"
+containers="$build podman runc crun conmon uidmap slirp4netns mmdebstrap musl musl-tools busybox-static"
 case ${1:-build} in
 demo-host) wanted=$compile ;;
 demo) wanted="$compile libvirt-clients libxml2-utils $rig" ;;
@@ -25,7 +26,8 @@ rdma) wanted=$rdma ;;
 packages) wanted=$packages ;;
 images) wanted=$images ;;
 kubernetes) wanted=$kubernetes ;;
-*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images|kubernetes" >&2; exit 2 ;;
+containers) wanted=$containers ;;
+*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images|containers|kubernetes" >&2; exit 2 ;;
 esac
 missing=
 for package in $wanted; do
@@ -44,4 +46,8 @@ fi
 # Workers run as a user of their own where the server is root.
 if [ "$(id -u)" = 0 ] && ! getent passwd sluice-worker >/dev/null; then
   useradd --system --no-create-home --shell /usr/sbin/nologin sluice-worker
+fi
+# Who has rootless containers in the tests, with a range of subordinate user ids.
+if [ "${1:-build}" = containers ] && [ "$(id -u)" = 0 ] && ! getent passwd sluice-rootless >/dev/null; then
+  useradd --create-home --shell /usr/sbin/nologin sluice-rootless
 fi

@@ -38,6 +38,7 @@ class VgpuInUse(BaseModel):
     reservation: str
     sessions: list[str] = Field(description="that have it now")
     programs: list[str]
+    containers: list[str] = Field(description="that have it now, as tables show them")
     created: Time
     gpu_seconds: float | None = Field(
         description="of its GPU's time that it used, its programs' pauses left out; null: its node "
@@ -133,6 +134,7 @@ def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
                 reservation=grant.reservation,
                 sessions=[s.id for s in users],
                 programs=sorted({s.program for s in users if s.program}),
+                containers=sorted({s.container.name for s in users if s.container_id}),
                 created=time_of(grant.created),
                 gpu_seconds=round(time.used, 3) if time else None,
                 waited_seconds=round(time.waited, 3) if time else None,

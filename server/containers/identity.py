@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from sluice.resources.container import NO_CONTAINER, Container
 from sluice.server.containers.cgroup_path import container_at, paths_of
 from sluice.server.listeners.peers import Peer, PeerGone
 
+log = logging.getLogger("sluice.server")
+
 #: ioctl_ns(2)
+_NS_GET_USERNS = 0xB701
 _NS_GET_PARENT = 0xB702
 _NS_GET_OWNER_UID = 0xB704
 #: More than the 32 levels that the kernel lets pid namespaces have.
@@ -57,10 +62,10 @@ class ContainerIdentities:
         try:
             text = (folder / "cgroup").read_text(errors="replace")
             found = self.named(paths_of(text))
-            if not found:
-                found = self._by_namespace(folder)
-            elif not found.owner_uid:
-                found = replace(found, owner_uid=self._owner(folder))
+            try:
+                found = found or self._by_namespace(folder)
+            except PermissionError:
+                _namespaces_are_closed()
         except OSError as error:
             raise PeerGone(f"process {peer.pid} is gone") from error
         # a process that has ended is in no cgroup any more, and its number may be another's
@@ -99,42 +104,59 @@ class ContainerIdentities:
         """By the outermost pid namespace that is not the server's own."""
         if (folder / "ns/pid").stat().st_ino == self._pid_namespace:
             return NO_CONTAINER
-        owner = self._owner(folder)
         at = os.open(folder / "ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for _ in range(_MOST_LEVELS):
-                inode = os.fstat(at).st_ino
-                try:
-                    parent = fcntl.ioctl(at, _NS_GET_PARENT)
-                except PermissionError:  # the parent is beyond what the server sees
+                parent = _related(at, _NS_GET_PARENT)
+                if parent is None:
+                    break
+                if os.fstat(parent).st_ino == self._pid_namespace:
+                    os.close(parent)
                     break
                 os.close(at)
                 at = parent
-                if os.fstat(at).st_ino == self._pid_namespace:
-                    break
+            return Container(
+                f"pid-{os.fstat(at).st_ino}", "namespace", owner_uid=self._owner_of(at)
+            )
         finally:
             os.close(at)
-        return Container(f"pid-{inode}", "namespace", owner_uid=owner)
 
-    def _owner(self, folder: Path) -> int:
-        """The host's user who made the process's outermost user namespace below the server's."""
-        at = os.open(folder / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    def _owner_of(self, namespace: int) -> int:
+        """The host's user whose a namespace is: who made the outermost user namespace around it.
+
+        Not around the process: that may have made user namespaces of its own, as any user of its
+        container, whose numbers are users of the host, too.
+        """
+        at = _related(namespace, _NS_GET_USERNS)
         owner = 0
-        try:
-            for _ in range(_MOST_LEVELS):
+        for _ in range(_MOST_LEVELS):
+            if at is None:
+                break
+            try:
                 if os.fstat(at).st_ino == self._user_namespace:
                     break
-                said = fcntl.ioctl(at, _NS_GET_OWNER_UID, bytes(4))
-                owner = struct.unpack("I", said)[0]
-                try:
-                    parent = fcntl.ioctl(at, _NS_GET_PARENT)
-                except PermissionError:
-                    break
+                owner = struct.unpack("I", fcntl.ioctl(at, _NS_GET_OWNER_UID, bytes(4)))[0]
+                parent = _related(at, _NS_GET_PARENT)
+            finally:
                 os.close(at)
-                at = parent
-        finally:
-            os.close(at)
+            at = parent
         return owner
+
+
+def _related(namespace: int, what: int) -> int | None:
+    """A descriptor of a namespace by another, None where it is beyond what the server sees."""
+    try:
+        return fcntl.ioctl(namespace, what)
+    except PermissionError:
+        return None
+
+
+@cache
+def _namespaces_are_closed() -> None:
+    log.warning(
+        "processes' namespaces cannot be read (CAP_SYS_PTRACE is missing: write the unit anew, "
+        "`sluice units`): containers are known by their cgroups only"
+    )
 
 
 def has_ended(pidfd: int) -> bool:

@@ -137,6 +137,12 @@ FAMILIES = (
         "The share of the GPU's time that it used in the last window: 1s, 60s.",
         ("gpu", "vgpu", "window"),
     ),
+    Family(
+        "sluice_vgpu_owner",
+        "gauge",
+        "1: whose the vGPU is, as this host knows it (user, vm, container, address).",
+        ("gpu", "vgpu", "owner_kind", "owner"),
+    ),
 )  # fmt: skip
 
 
@@ -327,6 +333,8 @@ class SessionFigures:
                 samples.add("sluice_vgpu_memory_limit_bytes", memory_mib * MIB, *at)
                 samples.add("sluice_vgpu_compute_limit_ratio", percent / 100, *at)
                 samples.add("sluice_vgpu_sessions", len(place.sessions), *at)
+                who = self._followed[min(place.sessions)].session.requester
+                samples.add("sluice_vgpu_owner", 1, *at, who.owner_kind.value, who.owner_name)
                 if at in used:  # else no worker has said it yet
                     samples.add("sluice_vgpu_memory_used_bytes", used[at] * MIB, *at)
         self._fill_times(samples)

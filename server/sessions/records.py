@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from sluice.protocol.frames import MAX_RATIO_PERCENT
-from sluice.resources.container import NO_CONTAINER, Container
+from sluice.resources.container import NO_CONTAINER, ClientKind, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Mode, Sharing
 from sluice.rpc import pool_pb2 as rpc
@@ -94,6 +94,22 @@ class Requester:
         if self.by_network:
             return f"node {self.relay}" if self.relay else self.host
         return owner_of(self.container, self.uid)
+
+    @property
+    def owner_kind(self) -> ClientKind:
+        """What it is that this host knows it by."""
+        if self.domain_uuid or self.domain_name:
+            return ClientKind.VM
+        if self.container:
+            return ClientKind.CONTAINER
+        return ClientKind.ADDRESS if self.by_network and not self.relay else ClientKind.USER
+
+    @property
+    def owner_name(self) -> str:
+        """The VM's name, the container's id, the user's number or the address."""
+        if self.container and not self.domain_name:
+            return self.container.id
+        return self.domain_name or (self.host if self.by_network else str(self.uid))
 
     def report(self) -> dict[str, Any]:
         """The fields of the messages that say whose a session is."""

@@ -29,6 +29,7 @@ NATIVE = ROOT / "build" / "native"
 BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
+from container_identity import identity_figures  # noqa: E402
 from counted import run_counted  # noqa: E402
 from diverting import diverting_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
@@ -324,6 +325,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "start": control_plane_figures,
     "grants": store_figures,
     "placement": decision_figures,
+    "containers": identity_figures,
     "restart": restart_figures,
     "queue": queue_figures,
 }

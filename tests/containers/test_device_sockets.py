@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,6 @@ DEVICES = "small=memory:64 compute:10 project:vision, shared=memory:32 processes
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("p")
-    for parent in (folder, *list(folder.parents)[:3]):
-        parent.chmod(0o755)
     with running(folder, fake=True, containers={"devices": DEVICES}) as started:
         yield started
 
@@ -262,11 +261,17 @@ def test_sessions_of_containers_are_known_to_the_next_server(plane: ControlPlane
     assert (after["id"], after["container"]) == (before["id"], before["container"])
 
 
-def test_only_a_devices_group_passes_its_folder(tmp_path: Path) -> None:
-    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
-        parent.chmod(0o755)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users reach; pytest's are its user's alone."""
+    with tempfile.TemporaryDirectory(prefix="sluice-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_only_a_devices_group_passes_its_folder(open_folder: Path) -> None:
     containers = {"devices": "ours=memory:32 group:daemon", "restrict_all": "daemon"}
-    with running(tmp_path, fake=True, containers=containers) as plane:
+    with running(open_folder, fake=True, containers=containers) as plane:
         for device, mode in (("ours", 0o750), ("all", 0o750), ("default", 0o755)):
             folder = socket_of(plane, device).parent
             assert folder.parent.stat().st_mode & 0o777 == mode
@@ -278,3 +283,28 @@ def test_only_a_devices_group_passes_its_folder(tmp_path: Path) -> None:
 
         assert reaches("--regid=daemon", "--clear-groups")
         assert not reaches("--regid=65534", "--clear-groups")
+
+
+def test_a_server_that_reads_no_namespaces_serves_its_hosts_users(tmp_path: Path) -> None:
+    """As with a unit of before, which left it no CAP_SYS_PTRACE."""
+    script = (
+        "import os, subprocess, sys\n"
+        "from sluice.server.containers.identity import ContainerIdentities\n"
+        "from sluice.server.listeners.peers import Peer, start_time_of\n"
+        "child = subprocess.Popen(['setpriv', '--reuid=65534', 'cat'], stdin=subprocess.PIPE)\n"
+        "while os.stat(f'/proc/{child.pid}').st_uid != 65534: pass\n"
+        "peer = Peer(child.pid, 65534, 0, start_time_of(child.pid), os.pidfd_open(child.pid))\n"
+        "print(bool(ContainerIdentities().of(peer)))\n"
+        "child.kill()\n"
+    )
+    drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    done = subprocess.run(
+        [*drop, sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(HARNESS.parents[1] / "python")},
+        check=False,
+    )
+    assert done.stdout == "False\n", done.stderr
+    assert "CAP_SYS_PTRACE is missing" in done.stderr

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds add.cu for glibc 2.28: nvcc compiles it, zig links it.
+"""Builds a CUDA program for glibc 2.28: nvcc compiles it, zig links it.
 
-Used by conftest.py. Needs what `make programs` and `make guest-bundle` use: nvcc's wheels in
-build/cuda13 (or a toolkit) and the wheel ziglang.
+Used by conftest.py, and by tests/containers. Needs what `make programs` and `make guest-bundle`
+use: nvcc's wheels in build/cuda13 (or a toolkit) and the wheel ziglang.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PLAIN = (
 )
 
 
-def build_program(folder: Path, libraries: Path) -> Path:
-    """The program `add`; `libraries` holds the bundle's libcudart.so.13."""
+def build_program(folder: Path, libraries: Path, source: Path = HERE / "add.cu") -> Path:
+    """The program of a source; `libraries` holds the bundle's libcudart.so.13."""
     toolkit = programs_build().find_toolkit()
-    compiled, program = folder / "add.o", folder / "add"
+    compiled, program = folder / f"{source.stem}.o", folder / source.stem
     flags = ["-O2", "-std=c++17", "--no-compress", "-cudart=shared", f"-Xcompiler={PLAIN}"]
     flags += ["-gencode=arch=compute_75,code=compute_75"]
-    subprocess.run([toolkit.nvcc, *flags, "-c", HERE / "add.cu", "-o", compiled], check=True)
+    subprocess.run([toolkit.nvcc, *flags, "-c", source, "-o", compiled], check=True)
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28"]
     link = [f"-L{libraries}", "-lcudart"]
     subprocess.run([*zig, compiled, "-o", program, *link], check=True)

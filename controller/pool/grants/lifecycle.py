@@ -101,7 +101,8 @@ class GrantLifecycle:
             session.client_pid = client_pid or session.client_pid
             session.channel = channel or session.channel
             self._ledger.changes.append(as_it_is(session))
-            text = f"{session.program} on {session.node}"
+            inside = f" in {session.container.name}" if session.container_id else ""
+            text = f"{session.program}{inside} on {session.node}"
             self._ledger.event("session.running", session.id, text)
         elif session and session.state is SessionState.ENDED:
             # ended here while its client was on its way there

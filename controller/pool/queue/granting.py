@@ -185,7 +185,8 @@ class Granting:
             return refusal
         self._ledger.begin(grant)
         drawn = f", drawn on reservation {grant.reservation}" if grant.reservation else ""
-        text = f"{refusals.wanted(request)} for {request.program}{drawn}"
+        inside = f" in {request.container.name}" if request.container else ""
+        text = f"{refusals.wanted(request)} for {request.program}{inside}{drawn}"
         self._ledger.event("grant.made", grant.id, text)
         return self._ledger.open_sessions(request, grant)
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containerfiles name no registry of images or packages, and take what the project depends on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FOLDER = CHECKOUT / "packaging" / "containers"
+FILES = sorted(FOLDER.glob("*.Containerfile"))
+
+
+def instructions(path: Path) -> list[str]:
+    """The instructions, each on one line, without comments."""
+    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE)
+    return text.replace("\\\n", " ").strip().splitlines()
+
+
+def test_there_is_one_for_each_part() -> None:
+    assert [path.name.partition(".")[0] for path in FILES] == ["controller", "guest", "server"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_base_is_an_argument_and_no_host_is_named(path: Path) -> None:
+    lines = instructions(path)
+    bases = [line.split()[1] for line in lines if line.startswith("FROM")]
+    assert set(bases) == {"${BASE}"}
+    assert "ARG BASE=localhost/sluice-base" in lines
+    for text in (path.read_text(), (FOLDER / "base.sh").read_text()):
+        assert "://" not in text
+        assert not re.search(r"\b[\w-]+\.(io|org|com|net)/", text.replace("nvidia.com/gpu", ""))
+
+
+def test_the_controller_is_no_root_and_no_compiler_is_asked_for() -> None:
+    lines = instructions(FOLDER / "controller.Containerfile")
+    users = [line.split()[1] for line in lines if line.startswith("USER")]
+    assert users == ["64200"]
+    assert lines.index("USER 64200") < next(
+        at for at, line in enumerate(lines) if line.startswith("ENTRYPOINT")
+    )
+    assert not any("build-essential" in line for line in lines)
+
+
+def test_what_is_copied_into_images_is_there() -> None:
+    for path in FILES:
+        for line in instructions(path):
+            if line.startswith("COPY") and "--from" not in line:
+                for source in line.split()[1:-1]:
+                    assert (CHECKOUT / source).exists(), f"{path.name}: {source}"
+
+
+def test_images_have_all_that_the_project_depends_on() -> None:
+    command = [sys.executable, FOLDER / "requirements.py", CHECKOUT / "pyproject.toml", "libvirt"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["libvirt"]]
+    assert printed.splitlines() == wanted
