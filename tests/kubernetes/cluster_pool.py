@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -222,10 +221,6 @@ cdi_dir = {self.rig.cdi}
         log = self.rig.kubectl("-n", namespace, "logs", pod)
         assert reached == "Succeeded", f"{log}\n{self.state()}"
         return log
-
-    def wait(self, seconds: float) -> None:
-        """For what is not to happen meanwhile."""
-        time.sleep(seconds)
 
 
 def template(name: str, memory: str = "", compute: str = "", **exactly: Any) -> dict[str, Any]:
