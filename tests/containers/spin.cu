@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Has a kernel that lasts ten minutes of the GPU's clock, and says when it has begun: what runs it is there to be
-// ended. It needs nothing of C++'s runtime (tests/guest_images/program.py).
+// Has a kernel that lasts ten minutes of the GPU's clock, and says when it has begun: what runs it
+// is there to be ended. It needs nothing of C++'s runtime (tests/guest_images/program.py).
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <unistd.h>
