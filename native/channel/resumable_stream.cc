@@ -172,8 +172,11 @@ bool ResumableStream::wait_for_break(int64_t nanoseconds) {
     std::unique_lock lock(mutex_);
     there = is_told() || last_ ? nullptr : link_;
   }
-  if (there && there->socket >= 0 && wake_ >= 0) {
-    pollfd looked[] = {{there->socket, POLLRDHUP, 0}, {wake_, POLLIN, 0}};
+  const int socket = there && wake_ >= 0 ? there->stream->socket_of_it() : -1;
+  if (socket < 0) {
+    there.reset();
+  } else {
+    pollfd looked[] = {{socket, POLLRDHUP, 0}, {wake_, POLLIN, 0}};
     const int64_t ms = (nanoseconds + 999'999) / 1'000'000;
     poll(looked, 2, static_cast<int>(std::min<int64_t>(ms, INT_MAX)));
     if (looked[1].revents != 0) {

@@ -52,6 +52,8 @@ class Stream {
   // Whether the other end was closed, or the way to it lost, of which a read would tell.
   enum class Line { kUp, kClosed, kLost };
   virtual Line line() const;
+  // The socket that is closed with it; -1: none.
+  int socket_of_it() const { return socket_; }
   // Whether nothing has been acknowledged for so long although something is under way, where the
   // kernel can tell that (knows_silence()).
   virtual bool unheard_of(uint32_t milliseconds) const;

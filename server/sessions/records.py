@@ -134,9 +134,8 @@ class Requester:
             by = f", relayed by node {self.relay}" if self.relay else ""
             return f"{self.program or 'a program'} at {self.host}{by}"
         of = f" of claim {self.claim.name}" if self.claim else ""
-        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{of}"
         inside = f" in {self.container.name}" if self.container else ""
-        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{inside}"
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}{of}{inside}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,8 @@ class Addresses:
 
     def learn(self, recorded: bytes, now: bytes) -> None:
         """From the answers to GlobalGet: address and size."""
-        (then, size), (today, _) = struct.unpack("<QQ", recorded), struct.unpack("<QQ", now)
+        then, size = struct.unpack("<QQ", recorded)
+        (today,) = struct.unpack_from("<Q", now)
         self._moved.append((then, size, today))
 
     def today(self, data: bytes) -> bytes:
@@ -323,8 +324,9 @@ def wait_for_rest(
     for key, answer in answers.items():
         (status, body), function = player.answers[key], functions.get(key, 0)
         recorded = data_of(answer.get("body"))
-        if function == GLOBAL_GET and len(recorded) == len(body) == 16:
+        if function == GLOBAL_GET and len(recorded) == 16 <= len(body):
             addresses.learn(recorded, body)
+            body = body[:16]  # whoever knows no more of it reads no further
         recorded = addresses.today(recorded)
         # whether work is done, and a kernel has printed, is seen sooner or later; so elapsed times
         before, now = answer["status"] & ~OUTPUT_WAITING, status & ~OUTPUT_WAITING

@@ -24,7 +24,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[tuple[ControlPlane, RelayHost]]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPlane, RelayHost]]:
+    tmp_path = tmp_path_factory.mktemp("r")  # sockets' paths are short
     with (
         running(tmp_path, pool={"job_linger_seconds": 1}) as plane,
         relay_host(plane, tmp_path / "b") as without_gpu,

@@ -204,7 +204,10 @@ void StreamChannel::resume() {
     if (done == Resumed::kYes)
       return log_line(LogLevel::kInfo, "the session goes on over another connection");
     if (done == Resumed::kNever) {
-      if (!resumable_->over()) say_ended(why);
+      const bool known = resumable_->over();
+      resumable_->give_up();
+      read_last_words();  // came before the end, and say more than whoever was asked now
+      if (!known && sticky_ == 0) say_ended(why);
       return resumable_->end();
     }
     log_line(LogLevel::kDebug, "no other connection yet: " + why);

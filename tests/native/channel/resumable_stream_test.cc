@@ -138,6 +138,26 @@ TEST(ResumableStream, WhoeverDialsFindsTheEndOfAConnectionThatNobodyReads) {
   close(ends.b);
 }
 
+TEST(ResumableStream, WhoeverDialsWaitsWhereNoSocketTells) {
+  struct Silent : Stream {
+    Silent() : Stream(-1) {}
+    ssize_t read(const iovec*, int) override { return 0; }
+    bool write(iovec*, int) override { return true; }
+    void try_write(const void*, size_t) override {}
+    void cut() override {}
+    uint32_t round_trip_us() const override { return 0; }
+  };
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  close(ends[1]);  // what is closed with something else says nothing of this one
+  auto over = std::make_unique<ResumableStream::Connection>(ends[0], std::make_unique<Silent>());
+  ResumableStream stream(std::move(over), {60 * kSecond, 60 * kSecond});
+  const uint64_t began = now_ns();
+  EXPECT_FALSE(stream.wait_for_break(50'000'000));
+  EXPECT_GE(now_ns() - began, 50'000'000u);
+  EXPECT_EQ(stream.broken_since(), 0);
+}
+
 TEST(ResumableStream, WhoeverDialsIsToldWhatIsWanted) {
   const Ends ends = pair();
   ResumableStream stream(over(ends.a), {60 * kSecond, 60 * kSecond});
