@@ -21,7 +21,7 @@ from typing import Any
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 
 from tests.rigs.kubernetes.image import libraries_of
-from tests.rigs.kubernetes.rig import CHECKOUT, NODE, KubernetesRig
+from tests.rigs.kubernetes.rig import NODE, KubernetesRig
 
 LABEL = "kubernetes"
 DRIVER = "vgpu.sluice.io"
@@ -49,12 +49,12 @@ class ClusterPool:
         self.whole: dict[str, Any] = {}
 
     @staticmethod
-    def load_images(rig: KubernetesRig, programs: Path) -> None:
-        """An image as a user makes one: programs, what they are linked with, a shell."""
+    def load_images(rig: KubernetesRig, programs: Path, bundle: Path) -> None:
+        """An image as a user makes one: programs, a libc, a shell."""
         names = ("vector_add", "hold_vgpu", "device_query", "oom")
         files: dict[str, Path | str] = {f"bin/{name}": programs / name for name in names}
-        client = CHECKOUT / "build" / "native" / "lib" / "libcuda.so.1"
-        files.update(libraries_of(*(programs / name for name in names), client))
+        ours = [bundle / "lib" / name for name in ("libcuda.so.1", "libcudart.so.13")]
+        files.update(libraries_of(*(programs / name for name in names), *ours))
         files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
         files.update({f"bin/{tool}": "busybox" for tool in ("sleep", "cat", "env", "ls", "true")})
         rig.load_image(CUDA_IMAGE, files)

@@ -30,27 +30,27 @@ collect_ignore = (
 
 
 @pytest.fixture(scope="session")
-def rig() -> Iterator[KubernetesRig]:
-    """The cluster, with the images that the pods of the tests have."""
-    made = KubernetesRig()
-    made.up()
-    try:
-        ClusterPool.load_images(made, PROGRAMS)
-        for name in ("rbac.yaml", "classes.yaml"):
-            made.kubectl("apply", "-f", str(MANIFESTS / name))
-        yield made
-    finally:
-        if os.environ.get("SLUICE_KEEP_RIG") != "1":
-            made.down()
-
-
-@pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The guest bundle, as a host has it installed for its containers."""
     folder = tmp_path_factory.mktemp("bundle")
     archive = CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz"
     subprocess.run(["tar", "xzf", archive, "-C", folder, "--strip-components=1"], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def rig(bundle: Path) -> Iterator[KubernetesRig]:
+    """The cluster, with the images that the pods of the tests have."""
+    made = KubernetesRig()
+    made.up()
+    try:
+        ClusterPool.load_images(made, PROGRAMS, bundle)
+        for name in ("rbac.yaml", "classes.yaml"):
+            made.kubectl("apply", "-f", str(MANIFESTS / name))
+        yield made
+    finally:
+        if os.environ.get("SLUICE_KEEP_RIG") != "1":
+            made.down()
 
 
 @pytest.fixture(scope="session")
