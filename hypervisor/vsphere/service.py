@@ -18,6 +18,8 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
+from pyVmomi import vmodl
+
 from sluice.config.vsphere import Credentials, VsphereConfig
 from sluice.hypervisor.vsphere.clients import Clients, Step
 from sluice.hypervisor.vsphere.connection import Vcenter
@@ -87,6 +89,9 @@ class VsphereService:
             except SessionLost as error:
                 log.warning("%s; logging in anew", error)
                 delay = 0.1 if time.monotonic() - began > LONGEST_DELAY_SECONDS else delay
+            except vmodl.fault.ManagedObjectNotFound as error:
+                # the session's own objects go with it, in the midst of whatever is asked of them
+                log.warning("the session with vCenter is over; logging in anew (no %s)", error.obj)
             except VsphereError as error:
                 log.error("%s", error)
                 if isinstance(error, BadLogin):
