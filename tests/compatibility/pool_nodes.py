@@ -87,7 +87,7 @@ class PoolNode:
                 "SLUICE_CHANNEL": "shm",
                 "SLUICE_GMEM": "64",
             },
-            PROGRAM,
+            program=PROGRAM,
         )
 
     def close(self) -> None:
