@@ -212,3 +212,23 @@ def test_whatever_is_asked_the_books_are_those_of_a_fresh_start(steps: Any) -> N
     for project in ("k8s", "k8s.a", "k8s.b", "k8s.c"):
         assert again.pool.quotas.held(project) == bench.pool.quotas.held(project)
     assert (again.pool.usage(A0), kept(again)) == (bench.pool.usage(A0), kept(bench))
+
+
+def memory_of(bench: PoolBench) -> dict[str, float]:
+    """MiB-seconds by label."""
+    return {each.label: each.memory_mib_seconds for each in bench.pool.shared_up_to_now()}
+
+
+def test_parts_count_for_their_own_label_and_no_longer_for_the_wholes(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    whole_of(bench, memory_mib=4000, compute_percent=40)
+    bench.clock.seconds += 10
+    keep(bench, "claim-1", (A0, 1000, 10))
+    bench.clock.seconds += 10
+    assert memory_of(bench) == {"k8s": 70_000, "claim-1": 10_000}
+    bench.pool.reserving.end_reservation("whole", "over")
+    bench.clock.seconds += 10
+    assert memory_of(bench) == {"k8s": 70_000, "claim-1": 20_000}
+    bench.pool.reserving.end_reservation("part-claim-1", "over")
+    bench.clock.seconds += 10
+    assert memory_of(bench) == {"k8s": 70_000, "claim-1": 20_000}
