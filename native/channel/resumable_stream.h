@@ -117,6 +117,9 @@ class ResumableStream : public Stream {
   using Link = std::shared_ptr<Connection>;
   struct Place;  // where a reader's bytes go
 
+  static int64_t now();
+  // After a failed read or write: whether the other end was closed, and not the way to it lost.
+  static bool was_reset();
   Link link() const;
   Link await_link();
   void broke(const Link& link, bool closed);

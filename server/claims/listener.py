@@ -10,8 +10,6 @@ ask: the socket is mode 0600, and the peer's credentials are looked at besides.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import socket
@@ -19,16 +17,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.vgpu_request import RequestError
 from sluice.server.claims.service import Claims, NoPlaceForClaim, as_answer
 from sluice.server.claims.terms import read_terms, read_uid
-from sluice.server.listeners.accepting import Listener, uid_of
+from sluice.server.listeners.json_line import JsonLineListener
 
 SOCKET_NAME = "claims.sock"
-MOST_BYTES = 64 << 10
-MOST_CONNECTIONS = 256
-REQUEST_SECONDS = 5.0
 LONGEST_REASON = 250
 
 
@@ -36,55 +30,23 @@ class ClaimsListener:
     """Listens on run_dir/claims.sock."""
 
     def __init__(self, run_dir: Path, claims: Claims) -> None:
-        self._path = run_dir / SOCKET_NAME
         self._claims = claims
-        self._listener: Listener | None = None
+        refusals = (ValueError, NoPlaceForClaim, OSError)
+        self._listener = JsonLineListener(
+            run_dir / SOCKET_NAME, "claims' socket", self._answer, refusals
+        )
 
     def open(self) -> None:
         """Begins to listen; raises OSError."""
-        self._path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listening.bind(str(self._path))
-            listening.listen(64)
-        except OSError:
-            listening.close()
-            raise
-        finally:
-            os.umask(before)
-        self._listener = Listener(
-            listening, str(self._path), MOST_CONNECTIONS, self._serve, owner_of=uid_of
-        )
+        self._listener.open()
 
     async def close(self) -> None:
         """Stops listening."""
-        if self._listener:
-            self._path.unlink(missing_ok=True)
-            await self._listener.close()
-            self._listener = None
+        await self._listener.close()
 
-    async def _serve(self, connected: socket.socket) -> None:
-        try:
-            line = await asyncio.wait_for(_line(connected), REQUEST_SECONDS)
-        except TimeoutError:
-            return
-        if line is None:
-            return
-        try:
-            if _uid(connected) not in (0, os.geteuid()):
-                raise RequestError("user", str(_uid(connected)), "only root may ask here")
-            answer = await self._answer(line)
-        except (ValueError, NoPlaceForClaim, OSError) as error:
-            text = "%s: refused: %s"
-            PEERS.warning("claims' socket", uid_of(connected), text, self._path.name, error)
-            answer = {"error": str(error)}
-        with contextlib.suppress(OSError, TimeoutError):
-            loop = asyncio.get_running_loop()
-            said = loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
-            await asyncio.wait_for(said, REQUEST_SECONDS)
-
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, connected: socket.socket) -> dict[str, Any]:
+        if _uid(connected) not in (0, os.geteuid()):
+            raise RequestError("user", str(_uid(connected)), "only root may ask here")
         try:
             asked = json.loads(line)
         except ValueError:
@@ -114,15 +76,3 @@ def _uid(connected: socket.socket) -> int:
     size = struct.calcsize("3i")
     found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(struct.unpack("3i", found)[1])
-
-
-async def _line(connected: socket.socket) -> bytes | None:
-    """A line, or None where none came."""
-    loop = asyncio.get_running_loop()
-    found = b""
-    while b"\n" not in found:
-        piece = await loop.sock_recv(connected, 4096)
-        found += piece
-        if not piece or len(found) > MOST_BYTES:
-            return None
-    return found.partition(b"\n")[0]

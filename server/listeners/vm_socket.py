@@ -34,16 +34,13 @@ from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
 from sluice.resources.vgpu_request import Mode
-from sluice.server.listeners.accepting import Listener, uid_of
+from sluice.server.listeners.json_line import JsonLineListener
 
 log = logging.getLogger("sluice.server")
 
 SOCKET_NAME = "vms.sock"
-MOST_BYTES = 64 << 10
-MOST_CONNECTIONS = 256
 #: Of one user: Nova's, whose compute service asks for one VM after another.
 MOST_OF_USER = 64
-REQUEST_SECONDS = 5.0
 #: So long a region may be without its domain, which is being defined.
 DEFINE_SECONDS = 120.0
 #: So long a definer may have a guest waited for that releases its channel.
@@ -94,7 +91,6 @@ class VmListener:
         plug: Plug,
         ready: Ready,
     ) -> None:
-        self._path = run_dir / SOCKET_NAME
         self._group = group
         self._defaults: dict[str, Any] = {
             "region_mib": region_mib,
@@ -109,40 +105,28 @@ class VmListener:
         self._plug = plug
         self._ready = ready
         self._expected: dict[str, float] = {}
-        self._listener: Listener | None = None
+        self._listener = JsonLineListener(
+            run_dir / SOCKET_NAME,
+            "VMs' socket",
+            self._answer,
+            (ValueError, HypervisorError, OSError),
+            self._let_in,
+            most_of_owner=MOST_OF_USER,
+        )
 
     def open(self) -> None:
         """Begins to listen; raises OSError."""
-        self._path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listening.bind(str(self._path))
-            with contextlib.suppress(KeyError):  # no such group: root alone
-                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
-                self._path.chmod(0o660)
-            listening.listen(64)
-        except OSError:
-            listening.close()
-            raise
-        finally:
-            os.umask(before)
-        self._listener = Listener(
-            listening,
-            str(self._path),
-            MOST_CONNECTIONS,
-            self._serve,
-            most_of_owner=MOST_OF_USER,
-            owner_of=uid_of,
-        )
-        log.info("definers of VMs: %s", self._path)
+        self._listener.open()
+        log.info("definers of VMs: %s", self._listener.path)
 
     async def close(self) -> None:
         """Stops listening."""
-        if self._listener:
-            self._path.unlink(missing_ok=True)
-            await self._listener.close()
-            self._listener = None
+        await self._listener.close()
+
+    def _let_in(self) -> None:
+        with contextlib.suppress(KeyError):  # no such group: root alone
+            os.chown(self._listener.path, -1, grp.getgrnam(self._group).gr_gid)
+            self._listener.path.chmod(0o660)
 
     def expects(self, uuid: str) -> bool:
         """Whether a region was prepared for a VM that may not be defined yet."""
@@ -154,25 +138,7 @@ class VmListener:
         """The VM is defined, with its channel: what becomes of it decides about the region."""
         self._expected.pop(uuid, None)
 
-    async def _serve(self, connected: socket.socket) -> None:
-        try:
-            line = await asyncio.wait_for(_line(connected), REQUEST_SECONDS)
-        except TimeoutError:
-            return
-        if line is None:
-            return
-        try:
-            answer = await self._answer(line)
-        except (ValueError, HypervisorError, OSError) as error:
-            text = "%s: refused: %s"
-            PEERS.warning("VMs' socket", uid_of(connected), text, self._path.name, error)
-            answer = {"error": str(error)}
-        with contextlib.suppress(OSError, TimeoutError):
-            loop = asyncio.get_running_loop()
-            said = loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
-            await asyncio.wait_for(said, REQUEST_SECONDS)
-
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes, _: socket.socket) -> dict[str, Any]:
         asked = _object(line)
         if "sessions" in asked:
             return {"sessions": self._sessions(_uuid(_part(asked, "sessions")))}
@@ -333,15 +299,3 @@ def _uuid(found: dict[str, Any]) -> str:
     if not _UUID.fullmatch(uuid):
         raise ValueError("uuid: give the VM's UUID")
     return uuid
-
-
-async def _line(connected: socket.socket) -> bytes | None:
-    """A line, or None where none came."""
-    loop = asyncio.get_running_loop()
-    found = b""
-    while b"\n" not in found:
-        piece = await loop.sock_recv(connected, 4096)
-        found += piece
-        if not piece or len(found) > MOST_BYTES:
-            return None
-    return found.partition(b"\n")[0]

@@ -16,7 +16,7 @@ import pytest
 from control_plane import ControlPlane, native_worker, running
 
 from .program import build_program
-from .root import Root
+from .root import Root, fresh_roots
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
@@ -109,20 +109,8 @@ MakeRoot = Callable[[str], Root]
 @pytest.fixture
 def make_root(tmp_path: Path, program: Path) -> Iterator[MakeRoot]:
     """make_root(suite) → a fresh root of it with the program at /add."""
-    made: list[Root] = []
-
-    def make(suite: str) -> Root:
-        base = oldest_root() if suite == "oldest" else ROOTS / suite
-        if not base.is_dir():
-            pytest.skip(f"{base} was not made: the mirror has no {suite} (dev/make_roots.sh)")
-        root = Root(tmp_path / suite, base)
-        made.append(root)
-        root.put(program, "/add")
-        return root
-
-    yield make
-    for root in made:
-        root.close()
+    with fresh_roots(Root, tmp_path, ROOTS, program, {"oldest": oldest_root}) as make:
+        yield make
 
 
 def oldest_root() -> Path:

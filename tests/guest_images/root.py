@@ -11,7 +11,12 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -119,3 +124,36 @@ class Root:
                     what += f" {path.readlink()}"
                 found[str(path.relative_to(self.folder))] = what
         return found
+
+
+AnyRoot = TypeVar("AnyRoot", bound=Root)
+
+
+@contextmanager
+def fresh_roots(
+    kind: type[AnyRoot],
+    folder: Path,
+    bases: Path,
+    program: Path,
+    elsewhere: Mapping[str, Callable[[], Path]],
+) -> Iterator[Callable[[str], AnyRoot]]:
+    """make(suite) → a fresh root of it with the program at /add; closed at the end.
+
+    What it is made of lies in `bases`, or where `elsewhere` says. A suite that is not there skips.
+    """
+    made: list[AnyRoot] = []
+
+    def make(suite: str) -> AnyRoot:
+        base = elsewhere[suite]() if suite in elsewhere else bases / suite
+        if not base.is_dir():
+            pytest.skip(f"{base} was not made: the mirror has no {suite} (dev/make_roots.sh)")
+        root = kind(folder / suite, base)
+        made.append(root)
+        root.put(program, "/add")
+        return root
+
+    try:
+        yield make
+    finally:
+        for root in made:
+            root.close()

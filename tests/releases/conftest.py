@@ -15,6 +15,7 @@ import pytest
 
 from sluice.config.native_files import find_native
 from tests.guest_images.program import build_program
+from tests.guest_images.root import fresh_roots
 
 from .host_root import HostRoot
 
@@ -87,20 +88,8 @@ MakeRoot = Callable[[str], HostRoot]
 @pytest.fixture
 def make_root(tmp_path: Path, program: Path) -> Iterator[MakeRoot]:
     """make_root(suite) → a fresh root of it with the program at /add."""
-    made: list[HostRoot] = []
-
-    def make(suite: str) -> HostRoot:
-        base = rhel_root() if suite == "rhel" else ROOTS / suite
-        if not base.is_dir():
-            pytest.skip(f"{base} was not made: the mirror has no {suite} (dev/make_roots.sh)")
-        root = HostRoot(tmp_path / suite, base)
-        made.append(root)
-        root.put(program, "/add")
-        return root
-
-    yield make
-    for root in made:
-        root.close()
+    with fresh_roots(HostRoot, tmp_path, ROOTS, program, {"rhel": rhel_root}) as make:
+        yield make
 
 
 def rhel_root() -> Path:

@@ -15,8 +15,8 @@ import pytest
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import cids_for
+from sluice.server.listeners.json_line import MOST_BYTES
 from sluice.server.listeners.vm_socket import (
-    MOST_BYTES,
     SOCKET_NAME,
     VmListener,
     make_regions,
