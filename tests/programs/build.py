@@ -191,11 +191,13 @@ def build_one(
         return ""
     command = [str(toolkit.nvcc), *options, "-o", str(program), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        return f"{source.name} does not compile:\n{result.stdout}{result.stderr}"
+    if result.returncode != 0 or result.stderr:
+        # A warning is a failure each time, not only the first time that a machine builds the program.
+        stamp.unlink(missing_ok=True)
+        return f"{source.name} does not compile without complaint:\n{result.stdout}{result.stderr}"
     stamp.write_text(key)
     print(f"built {program}", file=sys.stderr)
-    return result.stderr
+    return ""
 
 
 def fingerprint(source: Path, flags: list[str], toolkit: Toolkit) -> str:

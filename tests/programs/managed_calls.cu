@@ -118,10 +118,14 @@ void with_info(int, siginfo_t* info, void*) {
   mprotect(info->si_addr, 4096, PROT_READ | PROT_WRITE);
 }
 
+void store_and_come_back(void* page) {
+  if (sigsetjmp(g_back, 1) == 0) *static_cast<volatile int*>(page) = 1;
+}
+
 void handlers(int* data, void* page) {
   // The one that was set before there was any managed memory.
-  for (int i = 0; i < 2; ++i)
-    if (sigsetjmp(g_back, 1) == 0) *static_cast<volatile int*>(page) = 1;
+  store_and_come_back(page);
+  store_and_come_back(page);
   launch(data, 2);
   fact("the first handler", g_seen == 2 && is(data, kCount, 2));
   struct sigaction action {
