@@ -75,6 +75,7 @@ screenshots: build/.console native ## the pictures of docs/console.md, in docs/p
 test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features, workloads and shares, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
+	$(PYTHON) tests/gpu/run.py --cuda 12 --parts programs
 	$(PYTHON) tests/gpu/hostile_libraries.py
 	$(PYTHON) tests/gpu/conformance.py
 	$(PYTHON) tests/gpu/shares.py --parts shares small asks capped one_percent
@@ -84,6 +85,7 @@ test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, fea
 	$(PYTHON) tests/gpu/shares.py --parts concurrent
 	$(PYTHON) tests/gpu/shares.py --parts interactive
 	$(PYTHON) tests/gpu/at_once.py
+	$(PYTHON) tests/gpu/first_use.py
 	$(PYTHON) tests/gpu/gangs.py
 
 bench: build/.base programs native ## the figures, with the machine's own floors; also in build/measurements/bench.jsonl

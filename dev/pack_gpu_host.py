@@ -10,8 +10,9 @@ There, without a network:
     make test-gpu    # or: PYTHONPATH=$PWD/site python3 tests/gpu/run.py
 
 The archive holds the tracked files, the generated Python, the native programs and libraries, the
-built test programs, and in site/ the packages that sluice-server imports, in the versions that are
-installed here: the generated gRPC code fits those. The same inputs make the same bytes.
+built test programs, and in site/ the packages that the services and the tests' harness import, in
+the versions that are installed here: the generated gRPC code fits those. The same inputs make the
+same bytes.
 """
 
 from __future__ import annotations
@@ -23,30 +24,19 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ARCHIVE = CHECKOUT / "dist" / "sluice-gpu-host.tar.gz"
 FOLDER = "sluice-gpu-host"
 MOST_BYTES = 64 << 20
 
-#: What sluice-server imports, and PyYAML, with which tests/demo lists the programs.
-PACKAGES = (
-    "annotated-types",
-    "cffi",
-    "cryptography",
-    "grpcio",
-    "prometheus-client",
-    "protobuf",
-    "pycparser",
-    "pydantic",
-    "pydantic-core",
-    "pyyaml",
-    "typing-extensions",
-    "typing-inspection",
-)
 #: glibc that wheels may want; pip takes each for itself alone.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1")
 GENERATED = ("python/sluice/rpc", "python/sluice/protocol", "guest_runtime/client_settings.py")
@@ -59,14 +49,44 @@ PROGRAMS = (
     "hostile_libraries",
     "delaying_network",
 )
-BUILT = ("build/programs", "build/bench/calls")
+BUILT = (
+    "build/programs",
+    "build/bench/calls",
+    "build/bench/managed",
+    "build/cuda12/nvidia/cuda_runtime/lib/libcudart.so.12",
+)
 #: Tracked, and of no use there: recordings, images, fuzzing.
 LEFT_OUT = ("tests/compatibility/", "native/", "docs/", "packaging/")
 ALSO = ("native/api/", "docs/measurements/")
 
 
+#: What the tests' harness imports besides the project's own dependencies.
+HARNESS = ("pytest",)
+
+
 class PackError(Exception):
     """Something to be packed is missing, or all of it is too much; the text says what to do."""
+
+
+def needed(python: str) -> dict[str, str]:
+    """The project's dependencies, with theirs: versions by name, as they are installed here."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    found: dict[str, str] = {}
+    asked = [Requirement(text) for text in (*project["dependencies"], *HARNESS)]
+    while asked:
+        wanted = asked.pop()
+        name = canonicalize_name(wanted.name)
+        if name in found:
+            continue
+        found[name] = version(name)
+        for text in requires(name) or ():
+            further = Requirement(text)
+            conditions = [
+                {"python_version": python, "extra": extra} for extra in ("", *wanted.extras)
+            ]
+            if not further.marker or any(further.marker.evaluate(c) for c in conditions):
+                asked.append(further)
+    return found
 
 
 def install_packages(site: Path, python: str) -> None:
@@ -76,7 +96,7 @@ def install_packages(site: Path, python: str) -> None:
     command += ["--implementation", "cp", "--python-version", python]
     for platform in PLATFORMS:
         command += ["--platform", f"{platform}_x86_64"]
-    wanted = [f"{name}=={version(name)}" for name in PACKAGES]
+    wanted = [f"{name}=={release}" for name, release in sorted(needed(python).items())]
     if subprocess.run([*command, *wanted], check=False).returncode:
         raise PackError(
             f"pip found no wheels of {', '.join(wanted)} for Python {python}; give --python the "

@@ -59,8 +59,11 @@ def find_driver() -> str:
     return "libcuda.so.1"
 
 
-def find_runtime() -> Path | None:
-    """A folder with NVIDIA's own libcudart.so.13, for the native runs."""
+def find_runtime(version: int = 13) -> Path | None:
+    """A folder with NVIDIA's own libcudart of that major version, for the native runs."""
+    if version == 12:
+        place = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime" / "lib"
+        return place if (place / "libcudart.so.12").exists() else None
     places = [Path("/usr/local/cuda/lib64"), ROOT / "build" / "cuda13" / "nvidia" / "cu13" / "lib"]
     places += [Path(p) / "nvidia" / "cu13" / "lib" for p in sys.path if p]
     return next((p for p in places if (p / "libcudart.so.13").exists()), None)
@@ -102,6 +105,7 @@ class Server:
         for path in sorted(built("libcuda.so.1").parent.glob("lib*.so.[0-9]*")):
             if not path.name.startswith("libsluice") and not (library / path.name).exists():
                 (library / path.name).symlink_to(path.resolve())
+        (library / "cuda12").symlink_to(built("libcuda.so.1").parent.resolve() / "cuda12")
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
             "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": "127.0.0.1:19123"},
@@ -150,36 +154,48 @@ class Server:
         self.process.wait()
 
 
-def listed_programs() -> list[cuda.Program]:
-    """Those of tests/demo, by the names of what was built."""
-    return [
-        replace(listed, name=f"{listed.name}_linked") if listed.linked else listed
-        for listed in cuda.load_programs(milestone_only=False)
+def listed_programs(version: int, only: Sequence[str]) -> list[cuda.Program]:
+    """Those of tests/demo for a version of CUDA, by the names of what was built.
+
+    For CUDA 12 none is linked with the device runtime.
+    """
+    listed = [
+        one
+        for one in cuda.load_programs(milestone_only=False)
+        if (not only or one.name in only) and not (version == 12 and one.linked)
     ]
+    if version == 12:
+        return [replace(one, name=f"cuda12/{one.name}") for one in listed]
+    return [replace(one, name=f"{one.name}_linked") if one.linked else one for one in listed]
 
 
-def run_natively(native: dict[str, str]) -> dict[str, cuda.Run]:
+def run_natively(native: dict[str, str], programs: list[cuda.Program]) -> dict[str, cuda.Run]:
     """Every program on the GPU itself, which nobody else may use: some say what memory is free."""
     runs = {}
-    for program in listed_programs():
+    for program in programs:
         runs[program.name] = cuda.run_on_host(program, native)
         time.sleep(0.5)  # a process is gone before its memory is free
     return runs
 
 
-def run_programs(server: Server, natively: dict[str, cuda.Run]) -> tuple[int, int]:
+def run_programs(
+    server: Server, programs: list[cuda.Program], natively: dict[str, cuda.Run]
+) -> tuple[int, int]:
     """Every program over every channel; what it printed has to be the same as natively."""
     passed = failed = 0
     print(
-        f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} "
+        f"{'program':26} {'channel':8} {'result':40} {'round trips':>11} "
         f"{'native s':>9} {'ours s':>7}"
     )
-    for program in listed_programs():
+    for program in programs:
         here = natively[program.name]
         for channel, environment in server.environments.items():
             if channel in ("tcp", "relay") and not program.tcp:
                 continue
-            if channel in ("tcp", "relay") and program.name in SHARING:
+            if program.name.startswith("cuda12/"):
+                folder = environment["LD_LIBRARY_PATH"]
+                environment = {**environment, "LD_LIBRARY_PATH": f"{folder}:{folder}/cuda12"}
+            if channel in ("tcp", "relay") and Path(program.name).name in SHARING:
                 environment = {**environment, "SLUICE_JOB": secrets.token_hex(16)}
             run = cuda.run_on_host(program, environment)
             problem = run.problem(here.out)
@@ -188,7 +204,7 @@ def run_programs(server: Server, natively: dict[str, cuda.Run]) -> tuple[int, in
                 "same as native" if not problem else ("not supported yet" if known else problem)
             )
             print(
-                f"{program.name:18} {channel:8} {result[:40]:40} {run.round_trips or 0:11} "
+                f"{program.name:26} {channel:8} {result[:40]:40} {run.round_trips or 0:11} "
                 f"{here.seconds:9.2f} {run.seconds:7.2f}",
                 flush=True,
             )
@@ -309,8 +325,10 @@ def main() -> int:
         "--pairs", type=int, default=10, help="alternating native/Sluice pairs of the timings"
     )
     parser.add_argument("--parts", nargs="*", default=["programs", "timings"])
+    parser.add_argument("--cuda", type=int, choices=(12, 13), default=13, help="of the programs")
+    parser.add_argument("--only", nargs="*", default=[], help="these programs")
     options = parser.parse_args()
-    driver, runtime = find_driver(), find_runtime()
+    driver, runtime = find_driver(), find_runtime(options.cuda)
     if not driver:
         count = len(cuda.load_programs(milestone_only=False)) * 2
         print(
@@ -320,20 +338,22 @@ def main() -> int:
         return 0
     if runtime is None:
         raise SystemExit(
-            "NVIDIA's libcudart.so.13 was not found, so there is nothing to compare with"
+            f"NVIDIA's libcudart.so.{options.cuda} was not found: there is nothing to compare with"
         )
+    programs = listed_programs(options.cuda, options.only)
     native = {"LD_LIBRARY_PATH": str(runtime), "SLUICE_GMEM": str(SLICE_MIB)}
     with tempfile.TemporaryDirectory(prefix="sluice-gpu-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        natively = run_natively(native) if "programs" in options.parts else {}
+        natively = run_natively(native, programs) if "programs" in options.parts else {}
         server = Server(driver, folder)
         try:
             passed = failed = 0
             if natively:
-                passed, failed = run_programs(server, natively)
-                clean = residue(server)
-                passed, failed = passed + clean, failed + (not clean)
+                passed, failed = run_programs(server, programs, natively)
+                if not options.only:
+                    clean = residue(server)
+                    passed, failed = passed + clean, failed + (not clean)
             if "timings" in options.parts and CALLS.exists():
                 timings(server, native, options.pairs)
         finally:
