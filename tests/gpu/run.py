@@ -39,6 +39,7 @@ from session_logs import SessionLogs  # noqa: E402
 SHARING = ("ipc", "shared_allocations", "shared_pool")
 NATIVE = Path(os.environ.get("SLUICE_NATIVE_DIR", ROOT / "build" / "native"))
 CALLS = ROOT / "build" / "bench" / "calls"
+MANAGED = ROOT / "build" / "bench" / "managed"
 SLICE_MIB = 16384
 NOBODY = 65534
 UNIT = {"_us": "us", "_gib_s": "GiB/s", "_ms": "ms"}
@@ -318,13 +319,65 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
     print(f"figures: {write_measured('calls', measured)}")
 
 
+def managed(server: Server, native: dict[str, str], rounds: int) -> None:
+    """Managed memory: what was prefetched beside native, first touches beside a pageable copy."""
+    run_of = Run("python tests/gpu/run.py --parts managed", rounds=rounds, gpu=True)
+
+    def once(environment: dict[str, str]) -> dict[str, float]:
+        time.sleep(0.7)  # the next worker warms up meanwhile
+        command = [str(MANAGED), "256"]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+        figures: dict[str, float] = json.loads(done.stdout)
+        return figures
+
+    runs = [(once(native), once(server.environments["shm"])) for _ in range(rounds)]
+    names = {
+        "managed_prefetched": ("prefetched_gib_s", "native", lambda a, b: a["prefetched_gib_s"]),
+        "managed_faulted": (
+            "faulted_gib_s",
+            "a pageable copy to the host, ours",
+            lambda a, b: b["copied_gib_s"],
+        ),
+        "managed_faulted_of_native": (
+            "faulted_gib_s",
+            "native",
+            lambda a, b: a["faulted_gib_s"],
+        ),
+    }
+    measured = []
+    for name, (key, floor_of, floor) in names.items():
+        values, floors = [b[key] for _, b in runs], [floor(a, b) for a, b in runs]
+        pairs = [v / f for v, f in zip(values, floors, strict=True)]
+        print(
+            f"{name:28} {median(values):8.2f} GiB/s, {floor_of} {median(floors):8.2f} "
+            f"{spread(pairs)}"
+        )
+        measured.append(
+            run_of.record(
+                name,
+                median(values),
+                "GiB/s",
+                channel="shm",
+                floor=median(floors),
+                floor_of=floor_of,
+                values=values,
+                pairs=pairs,
+            )
+        )
+    print(f"figures: {write_measured('managed', measured)}")
+
+
 def main() -> int:
     """Programs, then timings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--pairs", type=int, default=10, help="alternating native/Sluice pairs of the timings"
     )
-    parser.add_argument("--parts", nargs="*", default=["programs", "timings"])
+    parser.add_argument("--parts", nargs="*", default=["programs", "timings", "managed"])
     parser.add_argument("--cuda", type=int, choices=(12, 13), default=13, help="of the programs")
     parser.add_argument("--only", nargs="*", default=[], help="these programs")
     options = parser.parse_args()
@@ -356,6 +409,8 @@ def main() -> int:
                     passed, failed = passed + clean, failed + (not clean)
             if "timings" in options.parts and CALLS.exists():
                 timings(server, native, options.pairs)
+            if "managed" in options.parts and MANAGED.exists():
+                managed(server, native, rounds=5)
         finally:
             server.close()
             bad = [
