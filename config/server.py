@@ -184,6 +184,12 @@ class ServerSection(Section):
     code_cache_mib: int = Field(
         4096, ge=0, description="MiB of code that are kept at most (0: none)"
     )
+    compute_cache_mib: int = Field(
+        1024,
+        ge=0,
+        description="MiB of code compiled by the driver that are kept in state_dir for the next "
+        "session of a tenant (0: none, and each session compiles for itself)",
+    )
     worker_user: str = Field(
         "sluice-worker",
         description="the account whose group workers have; without worker_uids they run as it",

@@ -117,6 +117,13 @@ class ThrottleSection(Section):
     allow_concurrent: bool = Field(
         True, description="true or false: whether requests and the pool may choose concurrent here"
     )
+    concurrent_headroom: float = Field(
+        2.0,
+        ge=1,
+        le=12.5,
+        description="how many times its share a session that runs at once with others may have of "
+        "a GPU's multiprocessors, {bounds}",
+    )
     mps_control: Path | None = Field(
         None,
         description="the path of nvidia-cuda-mps-control (empty: looked for in PATH, and not used "

@@ -48,6 +48,7 @@ from sluice.server.sessions.use_watch import UseWatch
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
+    compute_cache,
     controller_credentials,
     data_tls,
     library_folders,
@@ -146,6 +147,8 @@ class Server:
         self._devices = ContainerDevices(config.containers)
         libraries = library_folders(section, driver)
         starter = WorkerStarter(config, WorkerFiles(section.run_dir), libraries)
+        if starter.users.ids:  # else one tenant's worker could write into another's
+            starter.compute_cache = compute_cache(section)
         self._workers = WarmWorkers(
             starter,
             driver,
@@ -202,7 +205,7 @@ class Server:
         elif control := control_program(throttle):
             idle = throttle.mps_idle_seconds
             self._daemons = MpsDaemons(control, starter, section.run_dir, log_dir, idle)
-            self._workers.serve_concurrent(self._daemons)
+            self._workers.serve_concurrent(self._daemons, throttle.concurrent_headroom)
         self._turns: TurnPages | None = None
         if throttle.enable_computation_throttle:
             self._turns = TurnPages(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
@@ -21,6 +22,7 @@ from sluice.server.listeners.addresses import StartError
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, load_kernel_tls
 from sluice.server.rdma.ports import ChosenPort, RdmaError, choose, read_ports
 from sluice.server.sessions.code_cache import CodeCache
+from sluice.server.workers.compute_cache import ComputeCache
 
 log = logging.getLogger("sluice.server")
 
@@ -122,3 +124,24 @@ def code_cache(section: ServerSection) -> CodeCache | None:
     except OSError as error:
         log.warning("code is not kept: [server] code_cache_dir: %s", error)
         return None
+
+
+def compute_cache(section: ServerSection) -> ComputeCache | None:
+    """Where what drivers compile is kept; None where it is not."""
+    if section.compute_cache_mib == 0:
+        return None
+    folder = section.state_dir / "compute-cache"
+    try:
+        cache = ComputeCache(folder, section.compute_cache_mib << 20)
+    except OSError as error:
+        log.warning("compiled code is not kept: [server] state_dir: %s", error)
+        return None
+    closed = [p for p in folder.parents if not p.stat().st_mode & stat.S_IXOTH]
+    if closed:
+        log.warning(
+            "compiled code is not kept: workers cannot pass through %s: give it mode 0711, or set "
+            "[server] state_dir or compute_cache_mib = 0",
+            closed[0],
+        )
+        return None
+    return cache

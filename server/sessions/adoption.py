@@ -51,6 +51,8 @@ async def adopt_workers(
             known |= set(relays.files.worker_ids())
         for worker_id in set(starter.cgroups.leftovers()) - known:
             starter.cgroups.remove(worker_id)
+    if starter.compute_cache:
+        starter.compute_cache.remove_others(files.worker_ids())
     if any(found):
         log.info("adopted %d session(s) of the server before this one", sum(found))
     return sum(found)

@@ -109,6 +109,7 @@ class SessionOpener:
                     ledger = self._join_ledger(session, undo)
                     user = self._join_user(session, undo)
                     turns = self._make_turns(session, undo)
+                    await self._give_compiled(session)
                     self._follow(session, undo)
                     self._registry.write(session)
                     await self._start(session, request, grant, ledger, turns, user)
@@ -175,6 +176,12 @@ class SessionOpener:
         undo.callback(users.leave, record.id)
         record.uid = user.uid if user else None
         return user
+
+    async def _give_compiled(self, session: Session) -> None:
+        """What the driver compiled for the tenant before, into a folder of the worker's user."""
+        cache, record = self._starter.compute_cache, session.worker.record
+        if cache and record.uid is not None:  # else its folder would be open to other tenants'
+            await cache.give(record.id, session.tenant, record.uid)
 
     def _follow(self, session: Session, undo: ExitStack) -> None:
         self._registry.follow(session)

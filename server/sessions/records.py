@@ -18,7 +18,7 @@ from typing import Any
 from sluice.protocol.frames import MAX_RATIO_PERCENT
 from sluice.resources.container import NO_CONTAINER, ClientKind, Container
 from sluice.resources.ends import End, EndCause
-from sluice.resources.vgpu_request import Mode, Sharing
+from sluice.resources.vgpu_request import DEFAULT_PROJECT, Mode, Sharing
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.claims.terms import ClaimTerms, read_terms
 from sluice.server.controller.link import GrantedVgpu, OtherNode
@@ -265,6 +265,13 @@ class Session:
         """Ends it, whichever process serves it just now; its client gets a sticky CUDA error."""
         self.why = self.why or why
         self.worker.end(why)
+
+    @property
+    def tenant(self) -> str:
+        """With whose other sessions it may share what outlives one: a project, else who asked."""
+        if self.project not in ("", DEFAULT_PROJECT):
+            return f"project {self.project}"
+        return self.requester.owner
 
     def sharing_domains(self) -> frozenset[str]:
         """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""

@@ -200,6 +200,8 @@ class SessionRegistry:
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         if self.turns:
             self.turns.leave(session.id)
+        if cache := self._starter.compute_cache:
+            cache.take_back(session.worker.id, session.tenant)
         self._starter.users.leave(session.worker.id)
         forget_client(session)
         if cgroups := self._starter.cgroups:

@@ -54,8 +54,13 @@ class ConcurrentWorkers:
         *,
         keep_ready: bool,
         start_seconds: float,
+        headroom: float = 1.0,
     ) -> None:
-        """`occupied` is told when a GPU gets its first such worker, and when it loses its last."""
+        """`occupied` is told when a GPU gets its first such worker, and when it loses its last.
+
+        `headroom`: the multiprocessors that a worker may have, in times of its share.
+        """
+        self._headroom = headroom
         self.daemons = daemons
         self._spawn = spawn
         self._occupied = occupied
@@ -133,7 +138,7 @@ class ConcurrentWorkers:
         return worker
 
     def _join(self, place: Place, daemon: Daemon) -> Worker:
-        percent = min(WHOLE, place.percent + ROUNDED_DOWN_PERCENT)
+        percent = min(WHOLE, round(place.percent * self._headroom) + ROUNDED_DOWN_PERCENT)
         limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} if percent < WHOLE else {}
         environment = {**daemon.environment, **limit}
         client = MpsClient(daemon.record.id, daemon.user, environment)

@@ -26,6 +26,7 @@ from sluice.config.server import ServerConfig
 from sluice.protocol.control import WORKER_SENT, Spec
 from sluice.server.listeners.peers import PeerGone, open_process, start_time_of
 from sluice.server.workers.cgroups import SessionCgroups
+from sluice.server.workers.compute_cache import ComputeCache
 from sluice.server.workers.memory_limit import session_memory_mib
 from sluice.server.workers.users import NoUserLeftError, User, worker_users
 
@@ -118,6 +119,8 @@ class WorkerStarter:
         self._config = config
         self.files = files
         self.libraries = [str(folder) for folder in libraries]
+        #: Where drivers keep what they compile; None: each compiles again.
+        self.compute_cache: ComputeCache | None = None
         #: The RDMA port that workers open, NAME:PORT:GID; empty: none.
         self.rdma = ""
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
@@ -159,9 +162,12 @@ class WorkerStarter:
         if self.rdma:
             options += ["--rdma", self.rdma]
             record.rdma = self.rdma
-        environment: Mapping[str, str] = {}
+        environment: dict[str, str] = {}
+        if self.compute_cache:
+            environment |= self.compute_cache.environment(worker_id)
         if mps:
-            record.mps, record.uid, environment = mps.daemon, mps.user.uid, mps.environment
+            record.mps, record.uid = mps.daemon, mps.user.uid
+            environment |= mps.environment
             options += ["--concurrent", "on", *_become(mps.user)]
         elif self.users.ids:
             record.waits_for_user = True

@@ -13,6 +13,7 @@ import contextvars
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
@@ -58,7 +59,7 @@ class WarmWorkers:
         self._at_once: set[str] = set()  # GPUs whose sessions run at once: none wait ready there
         self.concurrent: ConcurrentWorkers | None = None
 
-    def serve_concurrent(self, daemons: MpsDaemons) -> None:
+    def serve_concurrent(self, daemons: MpsDaemons, headroom: float = 1.0) -> None:
         """From now on sessions of a project may run at once."""
         self.concurrent = ConcurrentWorkers(
             daemons,
@@ -66,6 +67,7 @@ class WarmWorkers:
             self._occupied_at_once,
             keep_ready=self._per_gpu > 0,
             start_seconds=self._start_seconds,
+            headroom=headroom,
         )
 
     async def see_devices(self) -> list[WorkerDevice]:
@@ -215,6 +217,8 @@ class WarmWorkers:
             raise WorkerError(f"no worker can be started: {error}") from error
         worker = Worker(record, pidfd, self._starter.files)
         worker.on_exit = self._unused_one_ended
+        if cache := self._starter.compute_cache:
+            worker.at_exit.append(partial(cache.forget, worker_id))
         try:
             worker.connect()
         except OSError as error:

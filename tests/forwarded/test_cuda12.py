@@ -38,7 +38,10 @@ def built() -> Path:
 
 
 def expected(program: Program) -> str:
-    """What it prints: but for the version of the runtime the same as for CUDA 13."""
+    """What it prints: as for CUDA 13 but for the version, or as recorded natively with 12.9."""
+    recorded = ROOT / "tests" / "programs" / "expected" / "cuda12" / f"{program.name}.out"
+    if recorded.exists():
+        return recorded.read_text()
     assert program.expected is not None
     return program.expected.replace("runtime 13.0,", "runtime 12.9,")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the driver's cache of compiled PTX behaves, without Sluice: docs/decisions/0012.
+"""How the driver's cache of compiled PTX behaves, without Sluice: docs/decisions/0013.
 
     python3 tests/gpu/compile_cache_probe.py    # as root
 

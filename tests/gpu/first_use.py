@@ -111,7 +111,7 @@ def main() -> int:
             take("native, empty cache", {**plain, "CUDA_CACHE_PATH": str(kept)})
             take("native, filled cache", {**plain, "CUDA_CACHE_PATH": str(kept)})
             take("native, no cache", {**plain, "CUDA_CACHE_DISABLE": "1"})
-            server = Server(driver, folder)
+            server = Server(driver, folder, uid=None)
             try:
                 library = Path(server.environments["shm"]["LD_LIBRARY_PATH"])
                 preload = ":".join(map(str, sorted(library.glob("lib*.so.[0-9]*"))))

@@ -182,6 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=4, help="that kernels run")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--headroom", type=float, default=2, help="[throttle] concurrent_headroom")
     options = parser.parse_args()
     driver, runtime = find_driver(), find_runtime()
     if not driver or runtime is None:
@@ -192,7 +193,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-shares-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        server = Server(driver, folder, memory_mib=memory_mib, uid=None)
+        headroom = ("--concurrent-headroom", str(options.headroom))
+        server = Server(driver, folder, memory_mib=memory_mib, uid=None, options=headroom)
         try:
             rig = Rig(server, options.seconds, memory_mib)
             failed = measure(rig, options.parts)

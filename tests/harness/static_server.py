@@ -57,6 +57,7 @@ class StaticOptions:
     network_grace_seconds: int = 60
     bulk_connections: int = 4
     run_together: bool = False  # as in control_plane.py
+    concurrent_headroom: float = 2.0
     rdma: bool = False
     metrics_port: int = 0
     bind: str = "127.0.0.1"
@@ -95,7 +96,10 @@ class StaticOptions:
             {
                 "log": {"log_dir": log_dir, "log_to_screen": False},
                 "server": server,
-                "throttle": {"run_together": self.run_together},
+                "throttle": {
+                    "run_together": self.run_together,
+                    "concurrent_headroom": self.concurrent_headroom,
+                },
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
                 **({"metrics": {"listen": f"127.0.0.1:{self.metrics_port}"}} if metrics else {}),
@@ -191,6 +195,7 @@ def main() -> None:
     parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
     parser.add_argument("--bulk-connections", type=int, default=4, help="at most, of a session")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
+    parser.add_argument("--concurrent-headroom", type=float, default=2.0, help="[throttle]")
     parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
     parser.add_argument("--metrics-port", type=int, default=0, help="of its metrics (0: none)")
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel launches, from nvcc's <<<>>> and by function. The hot path of every CUDA program: a lookup
 // without a lock, one comparison for the context, the driver's launch. What the driver says of a
-// launch that cannot be is passed on as it is, as CUDA 13's runtime does.
+// launch that cannot be is passed on as it is, as CUDA 13's runtime does; CUDA 12's has a name of
+// its own for grids and blocks that no device takes.
 #include <cstdint>
 
 #include "client/cudart/launch_config.h"
@@ -36,12 +37,29 @@ CUresult call_driver(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t
                 nullptr);
 }
 
+// The limits are of all devices that CUDA 12 and 13 know.
+bool is_no_configuration(dim3 grid, dim3 block) {
+  constexpr unsigned kGridX = 0x7fffffff, kGridYZ = 65535, kBlock = 1024, kBlockZ = 64;
+  const bool empty =
+      grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;
+  return empty || grid.x > kGridX || grid.y > kGridYZ || grid.z > kGridYZ || block.x > kBlock ||
+         block.y > kBlock || block.z > kBlockZ || block.x * block.y * block.z > kBlock;
+}
+
+cudaError_t launched(CUresult result, dim3 grid, dim3 block) {
+  const cudaError_t error = to_runtime(result);
+  if (SLUICE_CUDART_MAJOR < 13 && error == cudaErrorInvalidValue &&
+      is_no_configuration(grid, block))
+    return record(cudaErrorInvalidConfiguration);
+  return record(error);
+}
+
 [[gnu::noinline]] cudaError_t failed_launch(CUresult result, CUkernel kernel, dim3 grid, dim3 block,
                                             void** args, size_t shared_bytes, cudaStream_t stream) {
   if (rebind_after(result)) {
     result = call_driver(kernel, grid, block, args, shared_bytes, stream);
   }
-  return record(to_runtime(result));
+  return launched(result, grid, block);
 }
 
 inline cudaError_t launch(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
@@ -96,7 +114,7 @@ cudaError_t launch_cooperative(const void* function, dim3 grid, dim3 block, void
   const CUresult result =
       driver(cuLaunchCooperativeKernel, reinterpret_cast<CUfunction>(handle), grid.x, grid.y,
              grid.z, block.x, block.y, block.z, static_cast<unsigned>(shared_bytes), stream, args);
-  return record(to_runtime(result));
+  return launched(result, grid, block);
 }
 
 cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, cudaStream_t stream,
@@ -110,7 +128,7 @@ cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, cudaStream_
   const CUlaunchConfig native = native_config(*config, stream);
   const CUresult result =
       driver(cuLaunchKernelEx, &native, reinterpret_cast<CUfunction>(handle), args, nullptr);
-  return record(to_runtime(result));
+  return launched(result, config->gridDim, config->blockDim);
 }
 
 }  // namespace

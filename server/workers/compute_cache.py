@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver has compiled for sessions, kept for the next session of the same tenant.
+
+NVIDIA's driver keeps the machine code that it compiles of PTX in a folder (CUDA_CACHE_PATH), and a
+process that has none compiles the same kernel again for each plan of cuDNN's: see
+docs/decisions/0013. A worker writes to nothing that another session reads. It has a folder of its
+own, which is filled with what the node keeps for its tenant before the worker's user gets it, and
+which is taken back, looked through and removed when its process has ended. The driver itself finds
+files that are damaged by a checksum in them, and compiles again.
+
+Used by sessions.opening (give), sessions.registry (take_back), workers.process (environment) and
+workers.warm (forget).
+It owns `folder`: `workers/ID` of workers, `tenants/HASH` of what is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("sluice.server")
+
+#: As the driver names an entry: two folders of a hexadecimal digit, and the rest of the key.
+ENTRY = re.compile(r"[0-9a-f]/[0-9a-f]/[0-9a-f]{1,62}")
+DIGITS = "0123456789abcdef"
+#: A session's own folder may grow to, as the driver keeps it: so much of the node's.
+SHARE_OF_ONE = 4
+MOST_ENTRIES = 8192
+PIECE_BYTES = 1 << 20
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry that the node keeps."""
+
+    path: Path
+    name: str  # x/y/rest
+    size: int
+    stored: float
+
+
+class ComputeCache:
+    """The folder of one node."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Raises OSError."""
+        self._workers, self._tenants = folder / "workers", folder / "tenants"
+        self._limit = limit_bytes
+        self._one_bytes = limit_bytes // SHARE_OF_ONE
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._tenants.mkdir(exist_ok=True)
+        self._tenants.chmod(0o700)
+        self._workers.mkdir(exist_ok=True)
+        # workers pass through to their own folder, whose name they know
+        for place in (folder, self._workers):
+            place.chmod(0o711)
+
+    def environment(self, worker_id: str) -> dict[str, str]:
+        """What makes the driver of a worker use its folder, which need not be there yet."""
+        return {
+            "CUDA_CACHE_PATH": str(self._workers / worker_id),
+            "CUDA_CACHE_MAXSIZE": str(self._one_bytes),
+        }
+
+    async def give(self, worker_id: str, tenant: str, uid: int) -> None:
+        """Makes the worker's folder with what is kept for a tenant; then it is that user's.
+
+        Without room or rights for it the session compiles by itself.
+        """
+        try:
+            async with self._one_at_a_time:
+                await asyncio.to_thread(self._fill, self._workers / worker_id, tenant, uid)
+        except OSError as error:
+            log.warning("worker %s has no cache of compiled code: %s", worker_id, error)
+            shutil.rmtree(self._workers / worker_id, ignore_errors=True)
+
+    def take_back(self, worker_id: str, tenant: str) -> None:
+        """A worker's process has ended: keeps what it has compiled, soon, and removes its folder.
+
+        Its user, whose number may be given to others, has no way into it from now on.
+        """
+        place = self._workers / worker_id
+        if not place.exists():
+            return
+        with contextlib.suppress(OSError):
+            os.chown(place, os.geteuid(), os.getegid())
+            place.chmod(0o700)
+        task = asyncio.create_task(self._take(place, tenant))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget(self, worker_id: str) -> None:
+        """A worker has ended, with or without a session: its folder goes if nothing is in it."""
+        with contextlib.suppress(OSError):
+            (self._workers / worker_id).rmdir()
+
+    def remove_others(self, workers: Iterable[str]) -> None:
+        """Removes the folders of all workers but these: they ended while no server ran."""
+        known = set(workers)
+        for place in self._workers.iterdir():
+            if place.name not in known:
+                shutil.rmtree(place, ignore_errors=True)
+
+    async def settled(self) -> None:
+        """Returns when everything taken back so far is kept or refused."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # within
+
+    def _fill(self, place: Path, tenant: str, uid: int) -> None:
+        # The driver of a worker that waits ready, and is who this is, has made it already.
+        place.mkdir(mode=0o700, exist_ok=True)
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(f"{place} is somebody else's")
+        kept = sorted(self._kept(self._folder_of(tenant)), key=lambda e: e.stored, reverse=True)
+        room = self._one_bytes
+        folders = {place}
+        for entry in kept:
+            room -= entry.size
+            if room < 0:
+                break
+            target = place / entry.name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders |= {target.parent, target.parent.parent}
+            shutil.copyfile(entry.path, target)
+            # The driver passes over files that its user may not write to.
+            target.chmod(0o644)
+            os.chown(target, uid, -1)
+        for folder in sorted(folders, reverse=True):  # the worker's own last
+            os.chown(folder, uid, -1)
+
+    async def _take(self, place: Path, tenant: str) -> None:
+        try:
+            async with self._one_at_a_time:
+                await asyncio.to_thread(self._keep_new, place, tenant)
+        except OSError as error:
+            log.warning("what a session has compiled cannot be kept: %s", error)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    def _keep_new(self, place: Path, tenant: str) -> None:
+        """What is there and not kept yet; nothing in the folder is believed."""
+        folder = self._folder_of(tenant)
+        had = {entry.name for entry in self._kept(folder)}
+        taken = 0
+        for name, descriptor, size in entries(place):
+            with contextlib.ExitStack() as closing:
+                closing.callback(os.close, descriptor)
+                if name in had or taken + size > self._one_bytes:
+                    continue
+                taken += size
+                self._make_room(size)
+                target = folder / name
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                scratch = target.with_suffix(".new")
+                try:
+                    with scratch.open("wb") as file:
+                        for offset in range(0, size, PIECE_BYTES):
+                            piece = os.pread(descriptor, min(PIECE_BYTES, size - offset), offset)
+                            file.write(piece)
+                    scratch.rename(target)
+                except OSError:
+                    scratch.unlink(missing_ok=True)
+                    raise
+
+    def _make_room(self, size: int) -> None:
+        """Removes entries until so many bytes fit: the oldest of the tenant that holds most."""
+        held = {folder: list(self._kept(folder)) for folder in self._tenants.iterdir()}
+        sizes = {folder: sum(e.size for e in entries_) for folder, entries_ in held.items()}
+        for of_tenant in held.values():
+            of_tenant.sort(key=lambda entry: entry.stored, reverse=True)
+        while sum(sizes.values()) + size > self._limit:
+            most = max(sizes, key=lambda folder: sizes[folder], default=None)
+            if most is None or not held[most]:
+                return
+            oldest = held[most].pop()
+            oldest.path.unlink(missing_ok=True)
+            sizes[most] -= oldest.size
+
+    def _folder_of(self, tenant: str) -> Path:
+        folder = self._tenants / hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    @staticmethod
+    def _kept(folder: Path) -> Iterator[Kept]:
+        for path in folder.glob("?/?/*"):
+            name = str(path.relative_to(folder))
+            if ENTRY.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield Kept(path, name, status.st_size, status.st_mtime)
+
+
+def entries(place: Path) -> Iterator[tuple[str, int, int]]:
+    """The name, an open descriptor (the caller's) and the size of each entry of a worker's folder.
+
+    The folder's owner may have put anything there: only plain files with one name, below plain
+    folders, named as the driver names them, and no more than MOST_ENTRIES.
+    """
+    left = MOST_ENTRIES
+    top = os.open(place, FOLDER)
+    try:
+        for first in DIGITS:
+            for second in DIGITS:
+                with contextlib.ExitStack() as closing:
+                    inner = top
+                    try:
+                        for name in (first, second):
+                            inner = os.open(name, FOLDER, dir_fd=inner)
+                            closing.callback(os.close, inner)
+                        with os.scandir(inner) as found_there:
+                            names = [e.name for e in itertools.islice(found_there, max(left, 0))]
+                    except OSError:
+                        continue
+                    for name in names:
+                        left -= 1
+                        found = _entry(inner, name)
+                        if found and ENTRY.fullmatch(f"{first}/{second}/{name}"):
+                            yield f"{first}/{second}/{name}", *found
+                        elif found:
+                            os.close(found[0])
+    finally:
+        os.close(top)
+
+
+def _entry(folder: int, name: str) -> tuple[int, int] | None:
+    """An open descriptor and the size of a plain file that has no other name; else None."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size > 0:
+        return descriptor, status.st_size
+    os.close(descriptor)
+    return None
