@@ -139,6 +139,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
             await running.enter_async_context(tickets.listening(port))
         if options.relay:
             lent: dict[str, Any] = {"node_name": "beside", "driver": "none", "enable_relay": True}
+            lent["listen_port"] = 0  # the other has the one that was asked for
             beside = options.config(run_dir / "r", options.log_dir / "beside", **lent)
             await _start(Server(beside, relayed), running)
             sockets = {beside.client_socket: Path(f"{options.socket}.relay"), **sockets}
