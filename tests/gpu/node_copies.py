@@ -19,47 +19,24 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "harness"), str(ROOT / "python"), str(ROOT / "dev")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
 from bare_sockets import socket_gib_s  # noqa: E402
-from control_plane import ControlPlane, running  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
-from run import find_driver  # noqa: E402
-
-from sluice.config.native_files import find_native  # noqa: E402
+from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E402
 
 PROGRAM = HERE / "node_copies_program.py"
-GPUS = 2
-
-
-def count_gpus() -> int:
-    """NVIDIA's, as nvidia-smi lists them."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return listed.stdout.count("GPU ")
 
 
 def ours(plane: ControlPlane, mib: int) -> dict[str, float]:
     """What one process says, which has a vGPU of each node."""
-    told = {
-        "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
-        "SLUICE_CHANNEL": "tcp",
-        "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-        "SLUICE_VGPU": "2",
-        "SLUICE_CROSS_NODE": "1",
-        "SLUICE_GMEM": str(2 * mib + 64),
-    }
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(mib)],
-        env={**os.environ, **told},
+        env={**os.environ, **across(plane, 2 * mib + 64)},
         stdout=subprocess.PIPE,
         check=True,
         timeout=300,
@@ -107,22 +84,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=512)
     options = parser.parse_args()
-    gpu = count_gpus() >= GPUS
-    driver = find_driver() if gpu else "softgpu"
+    gpu = len(gpus()) >= GPUS
     print(f"on {'two GPUs' if gpu else 'the software GPU'}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="sluice-nodes-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "b").mkdir()
-        seen = [{"CUDA_VISIBLE_DEVICES": str(n)} if gpu else {} for n in range(GPUS)]
-        with running(folder, server={"driver": driver}, environment=seen[0]) as first:
-            there = {"driver": driver, "node_name": "node-b"}
-            second = ControlPlane(folder / "b", server=there, pool_of=first, environment=seen[1])
-            try:
-                second.start_server()
-                found = measure(first, options.rounds, options.mib, gpu=gpu)
-            finally:
-                second.close()
+    with two_servers(gpu=gpu) as plane:
+        found = measure(plane, options.rounds, options.mib, gpu=gpu)
     print(f"figures: {write_measured('node_copies', found)}")
     return 0
 

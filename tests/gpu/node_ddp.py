@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel over vGPUs of two nodes, beside native DDP over sockets.
+
+    python3 tests/gpu/node_ddp.py [--rounds 3]
+
+Two ranks of one job on two servers of this host, a GPU each; natively on the same two GPUs. NCCL
+has neither peer access nor shared memory on either side, so all of it goes over sockets. Before
+that, the test programs for devices of two nodes print what they print natively. Exit status 1 if
+losses, weights or programs differ; `cross_node_ddp` is in build/measurements/node_ddp.jsonl and
+decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT / "dev"), str(ROOT / "tests" / "demo")]
+
+import programs as cuda  # noqa: E402
+from measurements import Run, write_measured  # noqa: E402
+from run import find_runtime  # noqa: E402
+from run_ddp import Said, differences, once  # noqa: E402
+from run_workloads import torch_version  # noqa: E402
+from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E402
+
+PROGRAMS = ("two_nodes", "across_nodes")
+#: Of both sides; NVLink multicast stays off.
+NCCL = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+
+
+def run_programs(plane: ControlPlane) -> int:
+    """How many print something else than natively."""
+    wrong = 0
+    native = {"LD_LIBRARY_PATH": str(find_runtime())}
+    for program in cuda.load_programs(milestone_only=False, devices=GPUS):
+        if program.name not in PROGRAMS:
+            continue
+        here = cuda.run_on_host(program, native)
+        there = cuda.run_on_host(program, across(plane, 2048))
+        problem = there.problem(here.out)
+        print(f"{program.name:16} {problem or 'same as native'}", flush=True)
+        wrong += bool(problem)
+    return wrong
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if len(gpus()) < GPUS:
+        print("skipped: this machine shows no two NVIDIA GPUs")
+        return 0
+    native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")} | NCCL
+    floors: list[Said] = []
+    found: list[Said] = []
+    with two_servers(gpu=True, environment=NCCL) as plane:
+        wrong = run_programs(plane)
+        told = across(plane, 20000)
+        preload = sorted(Path(told["LD_LIBRARY_PATH"]).glob("lib*.so.[0-9]*"))
+        names = [str(p) for p in preload if not p.name.startswith("libsluice")]
+        ours = {**native, **told, "LD_PRELOAD": ":".join(names)}
+        for _ in range(options.rounds):
+            floors.append(once(native))
+            found.append(once(ours, "--share"))
+    for name, runs in (("native", floors), ("Sluice", found)):
+        rates = [round(said["steps_per_s"], 1) for said in runs]
+        print(f"{name:6} losses {' '.join(runs[0]['losses'])}  steps/s {json.dumps(rates)}")
+    said = differences(floors, found)
+    print("\n".join(said) or "the losses are the same, and the ranks agree")
+    run = Run(
+        "python3 tests/gpu/node_ddp.py", rounds=options.rounds, gpu=True, software=torch_version()
+    )
+    kept = [
+        run.record(
+            name,
+            median(one[key] for one in found),
+            unit,
+            channel="tcp",
+            floor=median(one[key] for one in floors),
+            floor_of="native over sockets",
+            values=[one[key] for one in found],
+            pairs=[b[key] / a[key] for a, b in zip(floors, found, strict=True)],
+        )
+        for name, key, unit in (
+            ("cross_node_ddp", "steps_per_s", "steps/s"),
+            ("cross_node_all_reduce_256_mib", "all_reduce_gib_s", "GiB/s"),
+        )
+    ]
+    for one in kept:
+        print(f"{one.name:32} {one.value} {one.unit}, natively {one.floor}: {one.ratio}")
+    print(f"figures: {write_measured('node_ddp', kept)}")
+    return 1 if wrong or said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
