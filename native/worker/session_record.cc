@@ -89,7 +89,7 @@ std::vector<std::byte> session_record(Session& s) {
     wire::DeviceRecord r{};
     fill(s, *s.vgpus[i], &r);
     fill_peers(s, *s.vgpus[i], &r);
-    r.node_links = s.links != nullptr;
+    r.abilities = wire::kAnswersLooks | (s.links ? wire::kLinksNodes : 0);
     std::memcpy(all.data() + sizeof reply + sizeof head + i * sizeof r, &r, sizeof r);
   }
   return all;

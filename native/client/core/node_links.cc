@@ -35,7 +35,7 @@ bool NodeLinks::between(const Device& a, const Device& b) {
 // Whoever dials first: of the two the one with the later devices, for which the other waits.
 bool NodeLinks::open(const Device& a, const Device& b) {
   const auto& [dials, waits] = a.index > b.index ? std::tie(a, b) : std::tie(b, a);
-  if (!dials.record.node_links || !waits.record.node_links) return false;
+  if (!(dials.record.abilities & waits.record.abilities & wire::kLinksNodes)) return false;
   for (const auto& [at, other] : {std::tie(dials, waits), std::tie(waits, dials)})
     if (session_.ask(at, wire::kNodeLinkOpen, wire::NodeLinkOpen{peer(other)}) != CUDA_SUCCESS) {
       log_line(LogLevel::kInfo,

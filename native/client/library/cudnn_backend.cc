@@ -9,38 +9,33 @@
 
 #include "client/core/addresses.h"
 #include "client/core/session.h"
+#include "client/library/cudnn_descriptors.h"
 #include "client/library/object.h"
 #include "client/library/outgoing.h"
 #include "library/objects.h"
 #include "wire/cudnn_backend.h"
 
-namespace sluice::client::library {
-
-namespace {
+namespace sluice::client::library::cudnn {
 
 namespace ids = sluice::library;
 
-// cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnDataType_t
-enum : int32_t {
-  kSuccess = 0,
-  kNotInitialized = 1001,
-  kBadParam = 2000,
-  kBadParamNull = 2002,
-  kNotFinalized = 2004,
-  kNotSupported = 3000,
-  kInternalError = 4000,
-  kExecutionFailed = 5000,
-};
-constexpr int32_t kVariantPack = 16, kTensor = 17;
-enum : int32_t {
-  kTensorDataType = 901,
-  kTensorUniqueId = 906,
-  kTensorIsByValue = 908,
-  kPackUniqueIds = 1000,
-  kPackPointers = 1001,
-  kPackIntermediates = 1002,
-  kPackWorkspace = 1003,
-};
+std::unordered_map<uint64_t, Descriptor>& descriptors() {
+  static auto* all = new std::unordered_map<uint64_t, Descriptor>;
+  return *all;
+}
+
+Descriptor* find(uint64_t id) {
+  const auto it = descriptors().find(id);
+  return it == descriptors().end() ? nullptr : &it->second;
+}
+
+int32_t begin(Session** s, Device** d) {
+  *s = Session::get();
+  if (!*s) return kNotInitialized;
+  return client::enter(s, d) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+}
+
+namespace {
 
 constexpr uint32_t value_bytes(int32_t data_type) {
   switch (data_type) {
@@ -65,32 +60,6 @@ constexpr uint32_t value_bytes(int32_t data_type) {
   }
 }
 
-struct Descriptor {
-  int32_t type = 0;
-  bool finalized = false, sent = false;
-  struct Attribute {
-    wire::BackendAttribute head;
-    std::vector<std::byte> elements;
-  };
-  std::vector<Attribute> attributes;
-  Key content{};
-  // Tensors passed by value below this descriptor: their ids and how many bytes a value has.
-  std::map<int64_t, uint32_t> by_value;
-};
-
-// By the object's id; under State's mutex. The object in State's table is the id alone.
-std::unordered_map<uint64_t, Descriptor>& descriptors() {
-  static auto* all = new std::unordered_map<uint64_t, Descriptor>;
-  return *all;
-}
-
-Descriptor* find(uint64_t id) {
-  const auto it = descriptors().find(id);
-  return it == descriptors().end() ? nullptr : &it->second;
-}
-
-uint64_t id_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
-
 const Descriptor::Attribute* attribute(const Descriptor& d, int32_t name) {
   for (auto it = d.attributes.rbegin(); it != d.attributes.rend(); ++it)
     if (it->head.name == static_cast<uint32_t>(name)) return &*it;
@@ -104,24 +73,6 @@ T element(const Descriptor& d, int32_t name, T otherwise, size_t index = 0) {
   T value;
   std::memcpy(&value, a->elements.data() + index * sizeof(T), sizeof value);
   return value;
-}
-
-template <class T>
-void put(std::vector<std::byte>* body, const T& value) {
-  const auto* at = reinterpret_cast<const std::byte*>(&value);
-  body->insert(body->end(), at, at + sizeof value);
-}
-
-void put_padded(std::vector<std::byte>* body, const void* data, size_t n) {
-  const auto* at = static_cast<const std::byte*>(data);
-  body->insert(body->end(), at, at + n);
-  body->resize(wire::round_up(body->size(), 8));
-}
-
-int32_t begin(Session** s, Device** d) {
-  *s = Session::get();
-  if (!*s) return kNotInitialized;
-  return client::enter(s, d) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
 }
 
 // The content of a finalized descriptor, and what it inherits from those in it. kSuccess, or what
@@ -193,10 +144,11 @@ int32_t post_or_ask(Session* s, Device* d, uint16_t function, const std::vector<
 
 }  // namespace
 
-}  // namespace sluice::client::library
+}  // namespace sluice::client::library::cudnn
 
 using namespace sluice::client;
 using namespace sluice::client::library;
+using namespace sluice::client::library::cudnn;
 namespace wire = sluice::wire;
 namespace ids = sluice::library;
 
@@ -291,92 +243,6 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
     if (Object* object = State::get().objects.find(id)) object->device = device->index;
   }
   return status;
-}
-
-int32_t sluice_library_backend_get(void* descriptor, int32_t name, int32_t type, int64_t requested,
-                                   int64_t* count, void* elements) {
-  const uint32_t bytes = wire::backend_element_bytes(static_cast<uint32_t>(type));
-  if (bytes == 0) return kNotSupported;
-  if (requested < 0 || requested > 1 << 20) return kBadParam;
-  Session* s;
-  Device* device;
-  if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
-  const bool wants = elements && requested > 0;
-  const bool objects = static_cast<uint32_t>(type) == wire::kBackendDescriptor;
-  wire::BackendGet head{id_of(descriptor),
-                        static_cast<uint32_t>(name),
-                        static_cast<uint32_t>(type),
-                        wants ? requested : 0,
-                        0,
-                        0};
-  std::vector<std::byte> body;
-  std::vector<uint64_t> targets;
-  Key question;
-  State& state = State::get();
-  {
-    std::lock_guard lock(state.mutex);
-    Descriptor* d = find(head.id);
-    if (!d) return kBadParam;
-    if (!d->finalized) return kNotFinalized;
-    if (d->type == kVariantPack) return kNotSupported;
-    question = d->content;
-    question.add(ids::id_sluiceCudnnBackendGet);
-    question.add(uint64_t{head.name} << 32 | head.type);
-    question.add(static_cast<uint64_t>(head.requested));
-    if (wants && objects) {
-      targets.resize(static_cast<size_t>(requested));
-      std::memcpy(targets.data(), elements, targets.size() * 8);
-      for (const uint64_t t : targets) {
-        const Descriptor* target = find(t);
-        if (!target || target->finalized || target->sent) return kBadParam;
-        head.target_type = static_cast<uint32_t>(target->type);
-      }
-      head.targets = static_cast<uint32_t>(targets.size());
-      question.add(head.target_type);
-    } else if (const auto it = state.answers.find(question); it != state.answers.end()) {
-      ++state.hits;
-      std::memcpy(&requested, it->second.data(), 8);
-      if (count) *count = requested;
-      if (wants) std::memcpy(elements, it->second.data() + 8, it->second.size() - 8);
-      return kSuccess;
-    }
-  }
-  put(&body, head);
-  put_padded(&body, targets.data(), targets.size() * 8);
-  std::vector<std::byte> reply(16 +
-                               (wants && !objects ? static_cast<size_t>(requested) * bytes : 0));
-  size_t got = 0;
-  const CUresult e = s->exchange(ids::id_sluiceCudnnBackendGet, body.data(), body.size(), {}, reply,
-                                 &got, nullptr, device->context());
-  if (e != CUDA_SUCCESS || got < 16) return kExecutionFailed;
-  int64_t status, filled;
-  std::memcpy(&status, reply.data(), 8);
-  std::memcpy(&filled, reply.data() + 8, 8);
-  if (status != kSuccess) return static_cast<int32_t>(status);
-  if (count) *count = filled;
-  got = std::min(got, reply.size());
-  std::lock_guard lock(state.mutex);
-  if (!objects || !wants) {
-    const size_t n = got - 16;
-    if (wants) std::memcpy(elements, reply.data() + 16, n);
-    state.answers.emplace(
-        question,
-        std::vector<std::byte>(reply.begin() + 8, reply.begin() + 16 + static_cast<ptrdiff_t>(n)));
-    return kSuccess;
-  }
-  const Descriptor* from = find(head.id);
-  const auto inherited = from ? from->by_value : std::map<int64_t, uint32_t>{};
-  for (size_t i = 0; i < targets.size(); ++i) {
-    Descriptor* target = find(targets[i]);
-    if (!target) continue;
-    target->sent = true;  // the worker has made them all, those beyond `filled` unused
-    if (static_cast<int64_t>(i) >= filled) continue;
-    target->finalized = true;
-    target->by_value = inherited;
-    target->content = question;
-    target->content.add(i);
-  }
-  return kSuccess;
 }
 
 int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {

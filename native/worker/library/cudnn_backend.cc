@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's backend descriptors on the worker: made whole from one command, read, executed.
-#include "wire/cudnn_backend.h"
+#include "worker/library/cudnn_backend.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +9,7 @@
 
 #include "library/objects.h"
 #include "process/log.h"
+#include "wire/cudnn_backend.h"
 #include "worker/dispatch.h"
 #include "worker/library/library.h"
 
@@ -27,9 +28,29 @@ std::shared_ptr<const ByValue> by_value(const std::vector<int64_t>& tensors) {
   return all;
 }
 
+const Backend& Backend::get_all() {
+  static const Backend all = [] {
+    Backend b;
+    const auto look = [](const char* name, auto* f) {
+      *f = reinterpret_cast<std::remove_pointer_t<decltype(f)>>(
+          Libraries::get().symbol("cudnn", name));
+      return *f != nullptr;
+    };
+    b.whole = look("cudnnBackendCreateDescriptor", &b.create);
+    b.whole &= look("cudnnBackendDestroyDescriptor", &b.destroy);
+    b.whole &= look("cudnnBackendFinalize", &b.finalize);
+    b.whole &= look("cudnnBackendSetAttribute", &b.set);
+    b.whole &= look("cudnnBackendGetAttribute", &b.get);
+    b.whole &= look("cudnnBackendExecute", &b.execute);
+    return b;
+  }();
+  return all;
+}
+
 namespace {
 
 namespace ids = sluice::library;
+using Descriptor = BackendDescriptor;
 
 constexpr int64_t kSuccess = 0, kNotSupported = 3000;
 constexpr int64_t kBadParam = 2000;
@@ -46,38 +67,6 @@ enum : uint32_t {
 };
 enum : int32_t { kPackUniqueIds = 1000, kPackPointers = 1001, kPackWorkspace = 1003 };
 constexpr uint32_t kMost = 4096;  // attributes, elements of handles, pointers
-
-using Descriptor = void*;
-
-struct Backend {
-  int32_t (*create)(int32_t, Descriptor*) = nullptr;
-  int32_t (*destroy)(Descriptor) = nullptr;
-  int32_t (*finalize)(Descriptor) = nullptr;
-  int32_t (*set)(Descriptor, int32_t, int32_t, int64_t, const void*) = nullptr;
-  int32_t (*get)(Descriptor, int32_t, int32_t, int64_t, int64_t*, void*) = nullptr;
-  int32_t (*execute)(void*, Descriptor, Descriptor) = nullptr;
-  bool whole = false;
-
-  // Looked up at the first use; `whole` is false where the node has no cuDNN 9.
-  static const Backend& get_all() {
-    static const Backend all = [] {
-      Backend b;
-      const auto look = [](const char* name, auto* f) {
-        *f = reinterpret_cast<std::remove_pointer_t<decltype(f)>>(
-            Libraries::get().symbol("cudnn", name));
-        return *f != nullptr;
-      };
-      b.whole = look("cudnnBackendCreateDescriptor", &b.create);
-      b.whole &= look("cudnnBackendDestroyDescriptor", &b.destroy);
-      b.whole &= look("cudnnBackendFinalize", &b.finalize);
-      b.whole &= look("cudnnBackendSetAttribute", &b.set);
-      b.whole &= look("cudnnBackendGetAttribute", &b.get);
-      b.whole &= look("cudnnBackendExecute", &b.execute);
-      return b;
-    }();
-    return all;
-  }
-};
 
 void answer(const Command& c, int64_t status, const char* what, Reply& reply) {
   if (c.answered()) return reply.put(status);
@@ -250,6 +239,7 @@ void get(Session& s, const Command& c, Reply& reply) {
       if (Libraries::get().objects.take(id, &made)) b.destroy(made.pointer);
     }
   }
+  if (!c.answered()) return answer(c, status, "cudnnBackendGetAttribute", reply);
   reply.put(status);
   reply.put(count);
   if (status == kSuccess && !objects) {
@@ -343,6 +333,7 @@ void execute(Session& s, const Command& c, Reply& reply) {
 void add_cudnn_backend_handlers(DispatchTable& t) {
   t[ids::id_sluiceCudnnBackendBuild].run = build;
   t[ids::id_sluiceCudnnBackendGet].run = get;
+  t[ids::id_sluiceCudnnBackendLook].run = look_at_backend;
   t[ids::id_sluiceCudnnBackendDestroy].run = destroy;
   t[ids::id_sluiceCudnnBackendExecute].run = execute;
 }

@@ -156,7 +156,7 @@ TEST(Protocol, ADeviceRecordHasTheGoldenBytes) {
   d.peers = 6;
   d.peer_atomics = 2;
   d.thread_bytes = 512;
-  d.node_links = 11;
+  d.abilities = 11;
   count(d.peer_rank, 100);
   EXPECT_EQ(digits_of(d), golden().at("device_record"));
 }

@@ -246,6 +246,10 @@ void add_hand_written_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
           wire::BackendGet{descriptor, 905, kHandles, 2, 2, 3}, {kNewObject, kNextObject});
   f->handles = {offsetof(wire::BackendGet, id)};
   f->minted = {sizeof(wire::BackendGet), sizeof(wire::BackendGet) + 8};
+  // A question, and one of the descriptors that it gives.
+  f = add("BackendLook", ids::id_sluiceCudnnBackendLook, true, wire::BackendLook{2, 2},
+          {descriptor, descriptor, 905 | kHandles << 32, 2, 3, 906 | kInt64 << 32, 4, 1ull << 32});
+  f->handles = {sizeof(wire::BackendLook), sizeof(wire::BackendLook) + 8};
   f = add("BackendDestroy", ids::id_sluiceCudnnBackendDestroy, false,
           wire::BackendDestroy{descriptor}, {});
   f->handles = {offsetof(wire::BackendDestroy, id)};
