@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import looker
 import pytest
-from vgpu_user import VgpuUser
 from static_pool import StaticPool
+from vgpu_user import VgpuUser
 
+from sluice.config.native_files import find_native
 from sluice.protocol import frames
 from sluice.protocol.frames import OpenFlags
 from sluice.server.sessions.open_session import (
@@ -28,33 +30,6 @@ from sluice.server.sessions.open_session import (
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
-LOOK = """
-import json, sys, time
-import pynvml as n
-
-def refused(call, *arguments):
-    try:
-        return call(*arguments)
-    except n.NVMLError as error:
-        return -error.value
-
-def seen():
-    vgpus = []
-    for i in range(n.nvmlDeviceGetCount()):
-        h = n.nvmlDeviceGetHandleByIndex(i)
-        memory = n.nvmlDeviceGetMemoryInfo(h)
-        running = n.nvmlDeviceGetComputeRunningProcesses(h)
-        vgpus.append({
-            "uuid": n.nvmlDeviceGetUUID(h), "name": n.nvmlDeviceGetName(h),
-            "total": memory.total >> 20, "used": memory.used >> 20,
-            "capability": n.nvmlDeviceGetCudaComputeCapability(h),
-            "processes": {p.pid: p.usedGpuMemory >> 20 for p in running},
-            "names": [n.nvmlSystemGetProcessName(p.pid) for p in running],
-            "power": refused(n.nvmlDeviceGetPowerUsage, h),
-        })
-    return vgpus
-"""
-
 
 @pytest.fixture(params=["shm", "tcp", "relay"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StaticPool]:
@@ -64,17 +39,7 @@ def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StaticPool]
 
 
 def look(pool: StaticPool, code: str = "", **variables: str) -> Any:
-    """What a process of NVML alone sees, as `code` shows it."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK + (code or "n.nvmlInit(); print(json.dumps(seen()))")],
-        env=pool.environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    return looker.look(pool.environment(**variables), code)
 
 
 def test_who_has_nothing_sees_the_idle_slices_that_it_would_get(pool: StaticPool) -> None:
@@ -94,7 +59,8 @@ def test_who_has_a_session_elsewhere_sees_its_vgpu_and_process(pool: StaticPool)
     with VgpuUser(pool.environment(SLUICE_VGPU="1")) as holder:
         (vgpu,) = look(pool)
         assert vgpu["uuid"] == holder.uuid, "CUDA's own name of it"
-        assert vgpu["total"] == 512 and vgpu["used"] >= 64
+        assert vgpu["total"] == 512
+        assert vgpu["used"] >= 64
         assert list(vgpu["processes"]) == [str(holder.pid)]
         assert vgpu["processes"][str(holder.pid)] == vgpu["used"]
         assert "python" in vgpu["names"][0]
@@ -120,7 +86,7 @@ print(json.dumps([n.nvmlDeviceGetUUID(handle), n.nvmlDeviceGetMemoryInfo(handle)
 """
     with StaticPool(tmp_path, memory_mib=512) as pool:
         watcher = subprocess.Popen(
-            [sys.executable, "-c", LOOK + code],
+            [sys.executable, "-c", looker.LOOK + code],
             env=pool.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -131,7 +97,8 @@ print(json.dumps([n.nvmlDeviceGetUUID(handle), n.nvmlDeviceGetMemoryInfo(handle)
         with VgpuUser(pool.environment()) as holder:
             said, _ = watcher.communicate("\n", timeout=60)
         uuid, used = json.loads(said)
-        assert idle != uuid == holder.uuid and used >= 64
+        assert idle != uuid == holder.uuid
+        assert used >= 64
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's process needs root")
@@ -181,13 +148,13 @@ h = n.nvmlDeviceGetHandleByIndex(0)
 print(json.dumps([n.nvmlDeviceGetCount(), refused(n.nvmlDeviceGetName, h)]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", LOOK + code],
+        [sys.executable, "-c", looker.LOOK + code],
         env={
             **os.environ,
             "HOME": str(tmp_path),
             "SLUICE_SERVER_SOCKET": "/nowhere",
             "SLUICE_CHANNEL": "shm",
-            "LD_LIBRARY_PATH": str(_libraries()),
+            "LD_LIBRARY_PATH": str(find_native("libnvidia-ml.so.1").parent),
         },
         capture_output=True,
         text=True,
@@ -195,12 +162,6 @@ print(json.dumps([n.nvmlDeviceGetCount(), refused(n.nvmlDeviceGetName, h)]))
     )
     assert json.loads(done.stdout) == [1, -9]  # NVML_ERROR_DRIVER_NOT_LOADED
     assert done.stderr.count("no vGPU can be shown: no sluice-server at /nowhere") == 1
-
-
-def _libraries() -> Path:
-    from sluice.config.native_files import find_native
-
-    return find_native("libnvidia-ml.so.1").parent
 
 
 def test_a_server_that_knows_no_views_starts_nothing() -> None:
@@ -225,13 +186,15 @@ def test_a_flood_of_looks_and_hostile_ones_leave_the_server_as_it_was(tmp_path: 
         answer = answers.pop()
         assert frames.FrameHeader.unpack(answer[:16]).size == len(answer)
         (vgpu,) = json.loads(answer[frames.OpenReply.BYTES :].rstrip(b"\0"))["vgpus"]
-        assert vgpu["idle"] and vgpu["processes"] == []
+        assert vgpu["idle"]
+        assert vgpu["processes"] == []
         for _ in range(200):
             ask(view, listens=False)
         # more than could ever be had: a reason, and nothing else
         large = pack_open_session(flags=OpenFlags.VIEW | OpenFlags.HOLD_JOB, vgpu_count=65)
         status, _, message = unpack_open_reply(ask(large))
-        assert status and "65 vGPUs" in message
+        assert status
+        assert "65 vGPUs" in message
         status, _, message = unpack_open_reply(
             ask(
                 pack_open_session(
@@ -239,7 +202,8 @@ def test_a_flood_of_looks_and_hostile_ones_leave_the_server_as_it_was(tmp_path: 
                 )
             )
         )
-        assert status and "not-mine" in message
+        assert status
+        assert "not-mine" in message
         assert pool.sessions() == 0
         with VgpuUser(pool.environment()):
             assert len(look(pool)) == 1

@@ -168,7 +168,9 @@ class Granting:
                 return placement.vgpus_on(sized, own)
         if request.mode is Mode.RESERVED:
             return ()
-        fitting = sorted(feasibility.reach(request, self._fleet.capacity))
+        fitting = sorted(
+            feasibility.reach(request, self._fleet.capacity), key=lambda key: (key.node, key.uuid)
+        )
         on_one = [key for key in fitting if key.node == fitting[0].node]
         known = [capacity for key in on_one if (capacity := self._fleet.capacity.of(key))]
         if not known:

@@ -117,8 +117,7 @@ std::shared_ptr<const View> current_view(const client::SessionInterface& session
     client::log_once(client::LogLevel::kError, std::string("no vGPU can be shown: ") + why);
     kept->view = nullptr;
   }
-  kept->good_until =
-      Clock::now() + (kept->view ? kFreshFor : kAgainAfter);
+  kept->good_until = Clock::now() + (kept->view ? kFreshFor : kAgainAfter);
   return kept->view;
 }
 
