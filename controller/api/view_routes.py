@@ -3,15 +3,17 @@
 
 Mounted by controller.api.app. Its sessions are those of the same project and person from a host of
 the same name, or of the same VM; where there are none it is shown what it would get. An answer is
-good for a quarter of a second.
+good for a quarter of a second, or until a session of these begins or ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -88,19 +90,25 @@ def view_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
         peer = request.client.host if request.client else ""
         asked = body.model_copy(update={"program": "", "pid": 0, "job": "", "chosen": []})
         wanted = grant_request_of(grant_service, asked, caller, peer)
-        key = (caller.id, caller.vm, wanted)
+        own = list(itertools.islice(_own(pool, wanted), MOST_SHOWN))
+        # what begins or ends is seen at once
+        key = (caller.id, caller.vm, wanted, *(session.id for session in own))
         if (known := kept.get(key)) is None or time.monotonic() >= known.until:
-            known = _begin(kept, key, _shown(pool, service, wanted))
+            known = _begin(kept, key, _shown(pool, service, wanted, own))
         return await asyncio.shield(known.answer)
 
     return routes
 
 
-def _begin(kept: dict[tuple[object, ...], _Kept], key: tuple[object, ...], answer: object) -> _Kept:
+def _begin(
+    kept: dict[tuple[object, ...], _Kept],
+    key: tuple[object, ...],
+    answer: Coroutine[Any, Any, View],
+) -> _Kept:
     while len(kept) >= MOST_KEPT:
         del kept[next(iter(kept))]
     kept.pop(key, None)
-    known = kept[key] = _Kept(asyncio.ensure_future(answer))  # type: ignore[call-overload]
+    known = kept[key] = _Kept(asyncio.create_task(answer))
 
     def done(task: asyncio.Task[View]) -> None:
         known.until = time.monotonic() + FRESH_SECONDS
@@ -111,10 +119,11 @@ def _begin(kept: dict[tuple[object, ...], _Kept], key: tuple[object, ...], answe
     return known
 
 
-async def _shown(pool: Pool, service: PoolService, wanted: GrantRequest) -> View:
-    own = list(_own(pool, wanted))[:MOST_SHOWN]
+async def _shown(
+    pool: Pool, service: PoolService, wanted: GrantRequest, own: Sequence[Session]
+) -> View:
     views = await views_of(pool, service.links, own)
-    if not own:
+    if not views:  # or all of them have just ended
         answer = await preview(pool, service.links, wanted)
         if isinstance(answer, Refused):
             raise Problem(
@@ -126,7 +135,7 @@ async def _shown(pool: Pool, service: PoolService, wanted: GrantRequest) -> View
     return View.model_validate_json(view_text(views, processes, whose=whose))
 
 
-def _own(pool: Pool, wanted: GrantRequest) -> Iterable[Session]:
+def _own(pool: Pool, wanted: GrantRequest) -> Iterator[Session]:
     for grant in pool.grants_live_of(wanted.project):
         if (grant.project, grant.person) != (wanted.project, wanted.person):
             continue

@@ -41,6 +41,9 @@ class GpusHere:
     figures: Callable[[str], Awaitable[dict[int, int]]]
 
 
+_Key = tuple[str, str, tuple[str, ...]]
+
+
 @dataclass(slots=True)
 class _Kept:
     answer: asyncio.Task[str]
@@ -64,24 +67,33 @@ class Views:
         self._wanted = wanted
         self._controller = controller
         self._here = here
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept: dict[_Key, _Kept] = {}
         self._said: dict[str, tuple[float, Message]] = {}
 
     async def answer(self, asked: OpenSession, requester: Requester) -> str:
         """The JSON that a client of this host is shown; raises RefusalError."""
-        key = (trust_domain(self._node, requester), repr(asked.request))
+        domain = trust_domain(self._node, requester)
+        own = self._own(domain)
+        # what begins or ends is seen at once
+        key = (domain, repr(asked.request), tuple(session.id for session in own))
         kept = self._kept.get(key)
         if kept is None or time.monotonic() >= kept.until:
-            kept = self._begin(key, asked, requester)
+            kept = self._begin(key, own, self._wanted(asked, requester))
         return await asyncio.shield(kept.answer)
 
-    def _begin(self, key: tuple[str, str], asked: OpenSession, requester: Requester) -> _Kept:
+    def _own(self, domain: str) -> list[Session]:
+        """The running sessions of a trust domain whose clients are served from here."""
+        return [
+            session
+            for session in self._served()
+            if not session.opening and trust_domain(self._node, session.requester) == domain
+        ][:MOST_SHOWN]
+
+    def _begin(self, key: _Key, own: list[Session], wanted: rpc.GrantRequest) -> _Kept:
+        self._kept.pop(key, None)
         while len(self._kept) >= MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept.pop(key, None)
-        kept = self._kept[key] = _Kept(
-            asyncio.create_task(self._answer(key[0], self._wanted(asked, requester)))
-        )
+        kept = self._kept[key] = _Kept(asyncio.create_task(self._answer(key[0], own, wanted)))
 
         def done(answer: asyncio.Task[str]) -> None:
             kept.until = time.monotonic() + FRESH_SECONDS
@@ -91,17 +103,14 @@ class Views:
         kept.answer.add_done_callback(done)
         return kept
 
-    async def _answer(self, domain: str, wanted: rpc.GrantRequest) -> str:
-        own = [
-            session
-            for session in self._served()
-            if not session.opening and trust_domain(self._node, session.requester) == domain
-        ][:MOST_SHOWN]
+    async def _answer(self, domain: str, own: list[Session], wanted: rpc.GrantRequest) -> str:
         local = [session for session in own if not session.relayed_to]
         relayed = [session.id for session in own if session.relayed_to]
         views = await self.of_sessions(local)
-        if relayed or not own:
+        if relayed:
             views += await self._elsewhere(wanted, relayed)
+        if not views:  # or all of them have just ended
+            views += await self._elsewhere(wanted, ())
         processes = {
             session.id: Process(who.own_pid or who.pid, who.program)
             for session in own
@@ -112,7 +121,7 @@ class Views:
     async def _elsewhere(
         self, wanted: rpc.GrantRequest, relayed: Sequence[str]
     ) -> Sequence[rpc.SessionView]:
-        """What the controller knows: sessions on other nodes, or what there would be to get."""
+        """What the controller knows: sessions on other nodes; without, what there is to get."""
         answer = await self._controller.view(rpc.ViewRequest(request=wanted, session_ids=relayed))
         if answer.status:
             raise RefusalError(answer.status, answer.message)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 CODE = """
@@ -35,10 +36,16 @@ sys.stdin.readline()
 class VgpuUser:
     """Python that holds 64 MiB of a vGPU's memory."""
 
-    def __init__(self, environment: Mapping[str, str], *, user: int | None = None) -> None:
-        """`user`: whom it runs as, where that is somebody else."""
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        user: int | None = None,
+        program: Path | None = None,
+    ) -> None:
+        """`user`: whom it runs as, where that is somebody else; `program`: another Python."""
         self._process = subprocess.Popen(
-            [sys.executable if user is None else "/usr/bin/python3", "-c", CODE],
+            [program or (sys.executable if user is None else "/usr/bin/python3"), "-c", CODE],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from node_nvml import driver_beside_nvml
 from static_pool import StaticPool
 
 from sluice.config.native_files import find_native
@@ -137,13 +138,7 @@ assert n.nvmlDeviceGetGraphicsRunningProcesses(handles[0]) == []
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_what_only_the_node_knows_comes_from_its_nvml(tmp_path: Path, short_path: Path) -> None:
-    node = short_path
-    node.chmod(0o755)  # a worker opens its NVML as the user that it has become
-    driver = node / "libcuda.so.1"
-    driver.symlink_to(find_native("libsluice-softgpu.so.1"))
-    source = Path(__file__).with_name("fake_nvml.c")
-    made = node / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+    driver = driver_beside_nvml(short_path)
     code = """
 import time
 cuda = ctypes.CDLL("libcuda.so.1")  # so it has a session, and asks its worker
@@ -163,7 +158,8 @@ assert n.nvmlDeviceGetClock(h, n.NVML_CLOCK_SM, n.NVML_CLOCK_ID_CURRENT) == 1001
 assert refusal(n.nvmlDeviceGetClockInfo, h, 1 << 20) == n.NVML_ERROR_INVALID_ARGUMENT
 assert n.nvmlDeviceGetPerformanceState(h) == 0
 assert n.nvmlDeviceGetCurrPcieLinkGeneration(h) == 5
-for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetPersistenceMode):
+assert n.nvmlDeviceGetPersistenceMode(h) == 1
+for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetNumFans):
     assert refusal(call, h) == n.NVML_ERROR_NOT_SUPPORTED
 begun, asked = time.monotonic(), {n.nvmlDeviceGetPowerUsage(h) for _ in range(1000)}
 assert len(asked) <= 2 + (time.monotonic() - begun) / 0.1, "one answer serves many questions"

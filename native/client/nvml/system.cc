@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 
+#include "client/core/log.h"
 #include "client/nvml/session.h"
 #include "pci_address.h"
 
@@ -78,6 +80,19 @@ std::string viewed_name(unsigned int pid) {
     for (const ViewedProcess& process : vgpu.processes)
       if (process.pid == pid) return process.name;
   return "";
+}
+
+// NVIDIA's own nvidia-smi asks for private tables before anything else, and says only that it has
+// failed; so its user is told as soon as it loads this library.
+[[gnu::constructor]] void name_our_own() {
+  char path[4096];
+  const ssize_t bytes = readlink("/proc/self/exe", path, sizeof path);
+  const std::string_view program(path, bytes > 0 ? static_cast<size_t>(bytes) : 0);
+  if (program.substr(program.rfind('/') + 1) != "nvidia-smi") return;
+  sluice::client::log_line(
+      sluice::client::LogLevel::kError,
+      "NVIDIA's nvidia-smi asks for private tables, which Sluice does not answer: use that of "
+      "Sluice, /opt/sluice/bin/nvidia-smi or `sluice smi`");
 }
 
 }  // namespace
