@@ -17,6 +17,7 @@ from fake_controller_link import FakeControllerLink
 from guest_host import guest_host
 from network_program import built
 from region_slots import FREE, slot_states
+from relay_host import relay_host
 from vgpu_user import VgpuUser
 
 from sluice.config.native_files import find_native
@@ -102,6 +103,32 @@ def test_views_go_on_while_the_controller_is_away(plane: ControlPlane) -> None:
         (adopted,) = looker.look(environment)
         assert adopted["uuid"] == user.uuid
         assert list(adopted["processes"]) == [str(user.pid)]
+
+
+@native
+def test_what_is_on_another_node_is_seen_through_the_controller(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    with relay_host(plane, tmp_path / "b") as host:
+        environment = host.environment(SLUICE_GMEM="256")
+        (idle,) = looker.look(environment)
+        assert (idle["total"], idle["used"], idle["processes"]) == (256, 0, {})
+        assert idle["capability"] == [9, 0], "the other node's word"
+        assert not plane.grants()
+        with VgpuUser(environment) as user:
+            (own,) = looker.look(environment)
+            assert own["uuid"] == user.uuid
+            assert own["processes"] == {str(user.pid): own["used"]}
+            assert own["used"] >= 64
+            # on the GPU's node nobody has asked for anything
+            (here,) = looker.look(plane.program_environment(SLUICE_CHANNEL="shm"))
+            assert here["processes"] == {}
+            plane.stop("server")
+            (known,) = looker.look(environment)  # what the pool itself knows
+            assert known["total"] == 256
+            assert known["name"] == own["name"]
+            plane.start_server()
+    wait_for(lambda: not plane.grants())
 
 
 # a guest's region
