@@ -110,6 +110,11 @@ def check_program(ctx: typer.Context) -> None:
     raise typer.Exit(guest_main(["check", *ctx.args]))
 
 
+def show_own(ctx: typer.Context) -> None:
+    """Shows the vGPUs of one's own programs as nvidia-smi does: sluice smi [OPTION...]."""
+    raise typer.Exit(guest_main(["smi", *ctx.args]))
+
+
 def enrol_vm(ctx: typer.Context) -> None:
     """Gets this VM's token from what vSphere or OpenStack tells it: sluice enrol [OPTIONS]."""
     raise typer.Exit(guest_main(["enrol", *ctx.args]))
@@ -123,6 +128,7 @@ GUEST_ARGUMENTS = {
 }
 app.command("run", context_settings=GUEST_ARGUMENTS)(run_program)
 app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
+app.command("smi", context_settings=GUEST_ARGUMENTS)(show_own)
 app.command("enrol", context_settings=GUEST_ARGUMENTS)(enrol_vm)
 
 

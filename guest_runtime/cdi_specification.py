@@ -43,6 +43,8 @@ DEVICE_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _READ_ONLY = ["ro", "nosuid", "nodev", "bind"]
 #: What tells programs of musl images why they find no CUDA (packaging/musl_notice.py).
 _MUSL_PATH = "libexec/musl/ld-musl-x86_64.path"
+#: The nvidia-smi of the bundle, where containers look for commands.
+_SMI, _SMI_IN_CONTAINER = "bin/nvidia-smi", "/usr/local/bin/nvidia-smi"
 _NEEDED = (
     "lib/libcuda.so.1",
     "lib/libcudart.so.12",
@@ -140,6 +142,8 @@ def specification(bundle: str, devices: Sequence[CdiDevice], kind: str = KIND) -
     mounts = [Mount(bundle, BUNDLE_IN_CONTAINER)]
     if (Path(bundle) / _MUSL_PATH).exists():  # a bundle of before has none
         mounts.append(Mount(f"{bundle}/{_MUSL_PATH}", f"/etc/{Path(_MUSL_PATH).name}"))
+    if (Path(bundle) / _SMI).exists():
+        mounts.append(Mount(f"{bundle}/{_SMI}", _SMI_IN_CONTAINER))
     variables = {"LD_AUDIT": f"{library}/libsluice-audit.so", "TRITON_LIBCUDA_PATH": library}
     return {
         "cdiVersion": CDI_VERSION,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `sluice` command of the guest bundle: run, check, doctor, support-bundle, enrol, cdi.
+"""The `sluice` command of the guest bundle: run, check, smi, doctor, support-bundle, enrol, cdi.
 
 Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
 `check` belongs to the program. A command loads what it needs and no more: `run` stands before every
@@ -21,6 +21,7 @@ usage: sluice run [OPTIONS] CMD [ARGUMENT...]
                   --processes N: room for so many processes of it (their contexts)
        sluice check [CMD [ARGUMENT...]]
                                       would CMD work here, and if not, what to do
+       sluice smi [OPTION...]        what you have of the pool, as nvidia-smi shows it
        sluice doctor [--json] [-q]   look at this machine from top to bottom: what is wrong, and
                                       what to do
        sluice support-bundle [-o FILE]
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .check import check
 
         return check(words)
+    if verb == "smi":
+        from .smi import smi
+
+        return smi(words)
     if verb == "doctor":
         from .doctor import doctor
 

@@ -134,7 +134,7 @@ def stripped(path: Path) -> bytes:
 def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
     """Every file of the bundle: name → (mode, content)."""
     files = {**native, **musl_files()}
-    for name in ("sluice", "sluice-run"):
+    for name in ("sluice", "sluice-run", "nvidia-smi"):
         files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
     for name in ("sluice-pci-setup", "sluice-loader"):
         files[f"libexec/{name}"] = (0o755, (PARTS / name).read_bytes())

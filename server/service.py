@@ -35,6 +35,7 @@ from sluice.server.gpus.native import NativeGpus
 from sluice.server.gpus.nvml_watch import nvml_beside
 from sluice.server.gpus.process_use import ProcessUseReader
 from sluice.server.gpus.sharing import GpuSharing
+from sluice.server.gpus.view_figures import ViewFigures
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
@@ -45,6 +46,7 @@ from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.sessions.use_watch import UseWatch
+from sluice.server.sessions.views import GpusHere
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
@@ -179,6 +181,10 @@ class Server:
         self._gpus = HostGpus(
             config, driver, libraries, self._workers, self._controller, self._lifecycle
         )
+        figures = ViewFigures(driver, self._gpus_to_ask)
+        self._lifecycle.show(
+            GpusHere(lambda: {gpu.uuid: gpu for gpu in self._gpus.gpus}, figures.of)
+        )
         self._regions = Regions(self._lifecycle, section.silent_seconds)
         self._machines = GuestMachines(Accounts(config.projects), self._controller.report)
         self._native = NativeGpus(
@@ -214,6 +220,10 @@ class Server:
             self._lifecycle.divide_time(self._turns)
             if throttle.longest_overrun_seconds:
                 self._lifecycle.limit_overruns(throttle.longest_overrun_seconds)
+
+    def _gpus_to_ask(self) -> list[str]:
+        """The GPUs that no VM has for itself: one that it has must not be held open."""
+        return [gpu.uuid for gpu in self._gpus.gpus if not self._workers.has_let_go(gpu.uuid)]
 
     def _watch_use(self, driver: Driver) -> UseWatch:
         return UseWatch(

@@ -46,6 +46,7 @@ from sluice.controller.api.token_routes import token_routes
 from sluice.controller.api.usage_routes import usage_routes
 from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
+from sluice.controller.api.view_routes import view_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.keystone import KeystoneTokens
@@ -100,6 +101,7 @@ def build_app(
         attachment_routes(grant_service, service),
         health_routes(grant_service, service),
         tcp_session_routes(grant_service, service, key_seconds),
+        view_routes(grant_service, service),
     ]
     if alerts is not None:
         routers.append(alert_routes(alerts))

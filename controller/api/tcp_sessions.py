@@ -68,7 +68,7 @@ class _Tickets:
     async def open(self, body: SessionRequest, request: Request, caller: Caller) -> SessionTicket:
         """Asks until a node takes the session; raises Problem, StoreError."""
         peer = request.client.host if request.client else ""
-        asked = _grant_request(self._grant_service, body, caller, peer)
+        asked = grant_request_of(self._grant_service, body, caller, peer)
         if len(set(body.chosen)) < len(body.chosen):
             raise Problem(422, ProblemType.INVALID_CHOICE, "`chosen` names a vGPU twice")
         trouble = ""
@@ -181,13 +181,14 @@ class _Tickets:
         )
 
 
-def _grant_request(
+def grant_request_of(
     grant_service: GrantService, body: SessionRequest, caller: Caller, peer: str
 ) -> GrantRequest:
+    """What a caller at this address asks the pool for; raises Problem. Each try has its own id."""
     project = _project(caller, body.project)
     job = _job_name(body.job) if body.job else ""
     return GrantRequest(
-        request_id="",  # each try has its own
+        request_id="",
         count=body.vgpu_count or 1,
         memory_mib=body.gmem_mib,
         compute_percent=body.ratio_percent,

@@ -98,6 +98,19 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
         released: rpc.GrantReleased = await self._inner.ReleaseGrant(request, context)
         return released
 
+    async def View(  # noqa: N802
+        self,
+        request: rpc.ViewRequest,
+        context: grpc.aio.ServicerContext[rpc.ViewRequest, rpc.ViewAnswer],
+    ) -> rpc.ViewAnswer:
+        """Shows a client of the caller's node what it has."""
+        name_call(context, "")
+        if guarded := await self._guarded():
+            caller = await self._caller(guarded, context)
+            await self._only_for(guarded, caller, request.request.node, context)
+        answer: rpc.ViewAnswer = await self._inner.View(request, context)
+        return answer
+
     async def _caller(self, guarded: Guarded, context: Any) -> Caller:
         address = _address(context.peer())
         names = context.auth_context().get("x509_common_name", [])

@@ -206,6 +206,16 @@ class LeaderOnlyGrpc(pool_pb2_grpc.PoolServicer):
                 pass
         return await self._refer(context)
 
+    async def View(  # noqa: N802
+        self,
+        request: rpc.ViewRequest,
+        context: grpc.aio.ServicerContext[rpc.ViewRequest, rpc.ViewAnswer],
+    ) -> rpc.ViewAnswer:
+        """What a client that only looks is shown."""
+        if leader_state := self._leadership.serving:
+            return await leader_state.service.View(request, context)
+        return await self._refer(context)
+
     async def _refer(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         leader = self._leadership.leader()
         await context.abort(

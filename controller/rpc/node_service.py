@@ -18,7 +18,7 @@ import grpc
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.version import own_version
 from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.decisions import Decisions
+from sluice.controller.pool.decisions import Decisions, Refused
 from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.rpc.announcing import answers_for_relay
 from sluice.controller.rpc.messages import (
@@ -34,6 +34,7 @@ from sluice.controller.rpc.messages import (
     vgpu_report_of,
 )
 from sluice.controller.rpc.server_link import ANSWERS, NotConnected, ServerLink
+from sluice.controller.rpc.viewing import preview, views_of
 from sluice.controller.store.store import DeposedError
 from sluice.resources.ends import End, EndCause, read_cause
 from sluice.rpc import pool_pb2 as rpc
@@ -126,6 +127,22 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         await self._grant_service.step(release)
         return rpc.GrantReleased(was_live=was_live)
 
+    async def View(  # noqa: N802
+        self,
+        request: rpc.ViewRequest,
+        context: grpc.aio.ServicerContext[rpc.ViewRequest, rpc.ViewAnswer],
+    ) -> rpc.ViewAnswer:
+        """What a client of the node is shown: its sessions on other nodes, or what it would get."""
+        pool, node = self._grant_service.pool, request.request.node
+        if request.session_ids:
+            known = (pool.sessions.get(each) for each in request.session_ids)
+            own = [s for s in known if s and node in (s.node, s.relay)]
+            return rpc.ViewAnswer(sessions=await views_of(pool, self.links, own))
+        shown = await preview(pool, self.links, request_of(request.request))
+        if isinstance(shown, Refused):
+            return rpc.ViewAnswer(status=int(shown.status), message=shown.message)
+        return rpc.ViewAnswer(sessions=shown)
+
     async def _read(
         self, reports: AsyncIterator[rpc.NodeReport], link: ServerLink, peer: str
     ) -> None:
@@ -169,6 +186,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             older.close()
         link.hands_over = inventory.hands_over
         link.ends_sessions = inventory.ends_sessions
+        link.tells_views = inventory.tells_views
         self.links[name] = link
         self._grant_service.links[name] = link
         link.orders.put_nowait(

@@ -58,8 +58,10 @@ NATIVE = CallKind("native", "native_done")
 GPU = CallKind("gpu_order", "gpu_order_taken")
 END_SESSION = CallKind("end_session", "session_end_taken")
 READ_FIGURES = CallKind("read_figures", "session_figures")
+READ_VIEW = CallKind("read_view", "node_view")
 ANSWERS = {
-    kind.answer: kind for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION, READ_FIGURES)
+    kind.answer: kind
+    for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION, READ_FIGURES, READ_VIEW)
 }
 
 
@@ -78,6 +80,7 @@ class ServerLink:
     def __init__(self) -> None:
         self.hands_over = False  # an older server does not
         self.ends_sessions = False  # nor this, nor does it tell a session's figures
+        self.tells_views = False
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         # no call of an earlier stream is answered on this one by mistake
         self._ids = itertools.count(secrets.randbits(62))
@@ -144,6 +147,11 @@ class ServerLink:
         asked = rpc.ReadFigures(session_id=session_id)
         steps: Sequence[rpc.SessionStep] = (await self._call(READ_FIGURES, asked, timeout)).steps
         return steps
+
+    async def read_view(self, asked: rpc.ReadView, timeout: float) -> Sequence[rpc.SessionView]:
+        """What sessions there have, and idle vGPUs would be. Raises OrderRefused, ServerSilent."""
+        sessions: Sequence[rpc.SessionView] = (await self._call(READ_VIEW, asked, timeout)).sessions
+        return sessions
 
     async def resize(self, order: ResizeOrder, timeout: float) -> None:
         """Has the server change what runs. Raises OrderRefused, ServerSilent."""

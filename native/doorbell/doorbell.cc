@@ -117,20 +117,40 @@ void Doorbell::handle(Message& m) {
     const std::string& text = m.text("message");
     std::memcpy(reply.message, text.data(), std::min(text.size(), sizeof reply.message - 1));
     std::memcpy(slot->map.mailbox().data(), &reply, sizeof reply);
-    uint32_t expected = static_cast<uint32_t>(SlotState::kOpening);
-    if (m.verb == "refuse" &&
-        h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kRefused))) {
-      // Its next client may have opened it before the next look, which would see no change.
-      slot->last = SlotState::kRefused;
-      slot->since = channel::now_ns();
-      slot->open_reported = false;
-    }
+    if (m.verb == "refuse") refuse(*slot);
+  } else if (m.verb == "show") {
+    if (h.state.load() == static_cast<uint32_t>(SlotState::kOpening)) show(*slot, m.text("text"));
   } else if (m.verb == "release") {
     region->mend_header();
     channel::format_slot(slot->map, index, SlotState::kFree);
     slot->open_reported = slot->closed_reported = false;
     slot->last = SlotState::kFree;
   }
+}
+
+// A view: an OpenReply with its text behind it. The slot is refused, since no session is in it.
+void Doorbell::show(Slot& slot, const std::string& text) {
+  wire::OpenReply reply{};
+  const size_t bytes = std::min<size_t>(text.size(), wire::kMaxViewBytes);
+  const size_t padded = wire::round_up(bytes, 8);
+  reply.header = {static_cast<uint32_t>(sizeof reply + padded), wire::kOpenReply, wire::kNoLane, 0,
+                  0};
+  std::byte* to = slot.map.mailbox().data();
+  std::memset(to + sizeof reply, 0, padded);
+  std::memcpy(to + sizeof reply, text.data(), bytes);
+  std::memcpy(to, &reply, sizeof reply);
+  refuse(slot);
+}
+
+void Doorbell::refuse(Slot& slot) {
+  uint32_t expected = static_cast<uint32_t>(SlotState::kOpening);
+  if (!slot.map.header().state.compare_exchange_strong(expected,
+                                                       static_cast<uint32_t>(SlotState::kRefused)))
+    return;
+  // Its next client may have opened it before the next look, which would see no change.
+  slot.last = SlotState::kRefused;
+  slot.since = channel::now_ns();
+  slot.open_reported = false;
 }
 
 bool Doorbell::report_open(Region& r, uint32_t index) {

@@ -32,6 +32,8 @@ class Doorbell {
   // True when the slot had something to say.
   bool scan(Region& r, uint32_t index, uint64_t now);
   bool report_open(Region& r, uint32_t index);
+  void show(Slot& slot, const std::string& text);
+  void refuse(Slot& slot);
   Slot* find(const Message& m, Region** region, uint32_t* index);
 
   process::Control control_;

@@ -3,6 +3,32 @@
 
 namespace sluice::worker {
 
+namespace {
+
+// What NVML says of a GPU by the driver's attributes.
+std::string shown_attributes(const Driver& driver, CUdevice device) {
+  static constexpr CUdevice_attribute kShown[] = {
+      CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+      CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+      CU_DEVICE_ATTRIBUTE_COMPUTE_MODE,
+      CU_DEVICE_ATTRIBUTE_ECC_ENABLED,
+      CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+      CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+      CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+      CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+  };
+  std::string all;
+  for (const CUdevice_attribute attribute : kShown) {
+    int value = 0;
+    if (driver.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS)
+      all += (all.empty() ? "" : " ") + std::to_string(static_cast<int>(attribute)) + "=" +
+             std::to_string(value);
+  }
+  return all;
+}
+
+}  // namespace
+
 bool open_gpus(const Driver& driver, std::vector<Gpu>* gpus, std::string* error) {
   CUresult e = driver.cuInit(0);
   int count = 0;
@@ -29,6 +55,7 @@ bool open_gpus(const Driver& driver, std::vector<Gpu>* gpus, std::string* error)
     }
     g.name = name;
     g.pci_bus_id = bus;
+    g.attributes = shown_attributes(driver, g.ordinal);
     g.memory_bytes = bytes;
     gpus->push_back(g);
   }

@@ -13,6 +13,16 @@ namespace sluice::worker {
 
 namespace {
 
+// A vGPU is a device of its own: the same card in two sessions has two names, and one in all
+// sessions of a job.
+CUuuid own_uuid(const Session& s, const Vgpu& v) {
+  CUuuid uuid = v.gpu->uuid;
+  uint64_t h = 0xcbf29ce484222325 ^ (s.ledger ? v.grant_index : v.window_begin);
+  for (unsigned char c : s.ledger ? s.plan.grant : s.plan.id) h = (h ^ c) * 0x100000001b3;
+  for (int i = 0; i < 8; ++i) uuid.bytes[i] ^= static_cast<char>(h >> (8 * i));
+  return uuid;
+}
+
 // What every vGPU says of itself.
 void fill(Session& s, const Vgpu& v, wire::DeviceRecord* r) {
   r->window_begin = v.window_begin;
@@ -20,12 +30,7 @@ void fill(Session& s, const Vgpu& v, wire::DeviceRecord* r) {
   r->memory_bytes = v.memory.bytes();
   r->compute_percent = v.compute_percent;
   std::memcpy(r->physical_uuid, v.gpu->uuid.bytes, 16);
-  // A vGPU is a device of its own: the same card in two sessions has two names, and one in all
-  // sessions of a job.
-  std::memcpy(r->uuid, v.gpu->uuid.bytes, 16);
-  uint64_t h = 0xcbf29ce484222325 ^ (s.ledger ? v.grant_index : v.window_begin);
-  for (unsigned char c : s.ledger ? s.plan.grant : s.plan.id) h = (h ^ c) * 0x100000001b3;
-  for (int i = 0; i < 8; ++i) r->uuid[i] ^= static_cast<uint8_t>(h >> (8 * i));
+  std::memcpy(r->uuid, v.uuid.bytes, 16);
   std::snprintf(r->name, sizeof r->name, "%s", v.gpu->name.c_str());
   std::snprintf(r->pci_bus_id, sizeof r->pci_bus_id, "%s", v.gpu->pci_bus_id.c_str());
   r->granularity = 2 << 20;
@@ -87,6 +92,7 @@ std::vector<std::byte> session_record(Session& s) {
   std::memcpy(all.data() + sizeof reply, &head, sizeof head);
   for (size_t i = 0; i < s.vgpus.size(); ++i) {
     wire::DeviceRecord r{};
+    s.vgpus[i]->uuid = own_uuid(s, *s.vgpus[i]);
     fill(s, *s.vgpus[i], &r);
     fill_peers(s, *s.vgpus[i], &r);
     r.abilities = wire::kAnswersLooks | (s.links ? wire::kLinksNodes : 0);

@@ -31,6 +31,7 @@ std::map<std::string, std::string> session_status(Session* session) {
     Vgpu& g = *session->vgpus[i];
     const std::string key = "vgpu." + std::to_string(i) + ".";
     v[key + "device"] = uuid_text(g.gpu->uuid);
+    v[key + "uuid"] = uuid_text(g.uuid);
     v[key + "memory_mib"] = std::to_string(g.memory.bytes() >> 20);
     // Whoever holds it may be waiting for the GPU, and this thread must not: then it is as it was.
     if (std::unique_lock lock(g.mutex, std::try_to_lock); lock) {

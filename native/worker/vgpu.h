@@ -27,6 +27,7 @@ struct Gpu {
   CUuuid uuid{};
   std::string name;
   std::string pci_bus_id;
+  std::string attributes;  // for who looks at it without a session: "75=9 76=0"
   uint64_t memory_bytes = 0;
   CUcontext context = nullptr;
   CUstream house = nullptr;  // non-blocking, the worker's own
@@ -43,6 +44,7 @@ struct Vgpu {
   uint32_t compute_percent = 100;
   uint64_t window_begin = 0, window_bytes = 0;
   uint32_t grant_index = 0;  // which of the grant's vGPUs it is
+  CUuuid uuid{};             // its own, by which its client knows it; before the record: zero
   std::mutex mutex;          // the accounts below
   VgpuMemory memory;
   struct Mapping {

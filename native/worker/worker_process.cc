@@ -103,8 +103,14 @@ void WorkerProcess::announce() {
     v[key + "uuid"] = uuid_text(gpus_[i].uuid);
     v[key + "name"] = gpus_[i].name;
     v[key + "memory_mib"] = std::to_string(gpus_[i].memory_bytes >> 20);
+    v[key + "pci_bus_id"] = gpus_[i].pci_bus_id;
+    v[key + "attributes"] = gpus_[i].attributes;
   }
   v["devices"] = std::to_string(gpus_.size());
+  int version = 0;
+  driver_->cuDriverGetVersion(&version);
+  v["cuda_version"] = std::to_string(version);
+  v["driver_name"] = gpus_[0].software() ? "" : driver_->kernel_driver;
   control_.send("ready", v);
 }
 

@@ -38,6 +38,7 @@ RETRY_MOST_SECONDS = 2.0
 TURN_SECONDS = 0.01
 COMPLAIN_EVERY_SECONDS = 30.0
 SILENT_BEATS = 4
+VIEW_SECONDS = 5.0
 LEADER_KEY = "sluice-leader"  # in the trailing metadata of a controller that does not lead
 
 
@@ -237,6 +238,24 @@ class ControllerLink:
             self._pending.discard(request.request_id)
             if not settled:
                 self._in_background(self._give_back(request.request_id))
+
+    async def view(self, request: rpc.ViewRequest) -> rpc.ViewAnswer:
+        """What the controller shows to a client that only looks; raises RefusalError at once."""
+        try:
+            async with asyncio.timeout(VIEW_SECONDS):
+                await self._connected.wait()
+                answer: rpc.ViewAnswer = await self._stub.View(
+                    request, metadata=self._named(new_request_id())
+                )
+                return answer
+        except TimeoutError:
+            why = f"has not answered within {VIEW_SECONDS:g} s; look at sluice-controller"
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                why = "is of an older release, which knows no views: update sluice-controller"
+            else:
+                why = f"does not answer: {error.details()}"
+        raise RefusalError(CudaStatus.SYSTEM_NOT_READY, f"the controller at {self._target} {why}")
 
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
         patience = time.monotonic() + self._wait_seconds

@@ -14,7 +14,7 @@ from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import ControllerLink
+from sluice.server.controller.link import ControllerLink, GrantedVgpu
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
@@ -23,6 +23,7 @@ from sluice.server.guests.machines import GuestMachines
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log
+from sluice.server.sessions.open_session import RefusalError
 from sluice.server.workers.warm import WarmWorkers
 
 
@@ -66,6 +67,7 @@ class NodeSide:
             data_tls=self._config.tls.data_plane,
             takes_parts=True,
             ends_sessions=True,
+            tells_views=True,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[
@@ -171,6 +173,22 @@ class NodeSide:
             )
             for step in self._parts.lifecycle.figures.history.of(session_id)
         ]
+
+    async def read_view(
+        self, session_ids: Sequence[str], idle: Sequence[rpc.Vgpu]
+    ) -> list[rpc.SessionView]:
+        """What sessions here have, and what such vGPUs would be. Raises OrderRefused."""
+        lifecycle = self._parts.lifecycle
+        if lifecycle.views is None:
+            raise OrderRefused("its sluice-server is starting; try again")
+        known = [s for each in session_ids if (s := lifecycle.sessions.get(each))]
+        try:
+            found = await lifecycle.views.of_sessions(known)
+            if idle:
+                found.append(await lifecycle.views.of_idle([*map(GrantedVgpu.of, idle)]))
+        except RefusalError as refusal:
+            raise OrderRefused(refusal.message) from None
+        return found
 
     def order_gpu(self, uuid: str, *, clear: bool) -> None:
         """Clears a GPU's fault, or has it checked. Raises OrderRefused."""

@@ -63,6 +63,12 @@ class ServerSide(Protocol):
         """What a session used in the last hour. Raises OrderRefused."""
         ...
 
+    async def read_view(
+        self, session_ids: Sequence[str], idle: Sequence[rpc.Vgpu]
+    ) -> Sequence[rpc.SessionView]:
+        """What sessions here have, and what such vGPUs would be. Raises OrderRefused."""
+        ...
+
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Gives a whole GPU up, to a VM, or back."""
         ...
@@ -153,6 +159,10 @@ class Orders:
                 self._order_gpu(order.gpu_order)
             case "read_figures":
                 self._read_figures(order.read_figures)
+            case "read_view":
+                view = rpc.ReadView()
+                view.CopyFrom(order.read_view)
+                self._in_background(self._read_view(view))
             case "end_session":
                 self._end_session(order.end_session)
 
@@ -228,6 +238,14 @@ class Orders:
         except OrderRefused as refused:
             answer.error = str(refused)
         self._report(rpc.NodeReport(session_figures=answer))
+
+    async def _read_view(self, order: rpc.ReadView) -> None:
+        answer = rpc.NodeView(call=order.call)
+        try:
+            answer.sessions.extend(await self._side.read_view(order.session_ids, order.idle))
+        except OrderRefused as refused:
+            answer.error = str(refused)
+        self._report(rpc.NodeReport(node_view=answer))
 
     def _end_session(self, order: rpc.EndSession) -> None:
         taken = rpc.SessionEndTaken(call=order.call)

@@ -55,6 +55,11 @@ class LocalGpu:
     numa_node: int = -1
     nvlink_group: str = ""
     pci_address: str = ""  # empty: unknown, or it has none
+    # as its driver says, for who looks at it without a session
+    pci_bus_id: str = ""
+    attributes: str = ""  # CUdevice_attribute and value: "75=9 76=0"
+    cuda_version: int = 0
+    driver_name: str = ""
 
 
 def find_driver(setting: str) -> Driver:
@@ -107,6 +112,10 @@ def describe_gpus(
             numa_node=fact.numa_node,
             nvlink_group=fact.nvlink_group,
             pci_address=fact.pci_address,
+            pci_bus_id=device.pci_bus_id,
+            attributes=device.attributes,
+            cuda_version=device.cuda_version,
+            driver_name=device.driver_name,
         )
         for device in devices
         for fact in (facts.get(device.uuid, unknown),)

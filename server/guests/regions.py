@@ -231,7 +231,12 @@ class Regions:
                 slot=slot,
                 domain_uuid=region.owner.uuid,
                 domain_name=region.owner.name,
+                own_pid=asked.pid,
             )
+            if asked.looks:
+                text = await self._lifecycle.view(asked, requester)
+                self._tell(region, "show", slot, text=text)
+                return
             if part := self._lifecycle.part_of(asked, requester) if asked.holds_job else None:
                 await self._hold(part, tell)
             try:

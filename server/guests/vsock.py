@@ -52,6 +52,7 @@ from sluice.server.sessions.open_session import (
     RefusalError,
     check_header,
     pack_open_reply,
+    pack_view,
     parse_open_session,
     without_key,
 )
@@ -314,8 +315,14 @@ class VsockGuests:
             program=asked.program,
             domain_uuid=guest.owner.uuid,
             domain_name=guest.owner.name,
+            own_pid=asked.pid,
         )
         connected.setblocking(True)  # as the worker expects it; nothing here waits on it
+        if asked.looks:
+            showing = asyncio.create_task(self._lifecycle.view(asked, requester))
+            gone = unless_gone(showing, connected.fileno(), lambda: _has_closed(connected))
+            await _answer(connected, pack_view(await gone))
+            return
         if asked.holds_job:
             await self._hold(connected, asked, requester)
             return

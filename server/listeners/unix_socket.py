@@ -45,6 +45,7 @@ from sluice.server.sessions.open_session import (
     OpenSession,
     RefusalError,
     pack_open_reply,
+    pack_view,
     parse_open_session,
 )
 from sluice.server.sessions.opening import SessionRequest
@@ -168,6 +169,9 @@ class UnixListener:
             _reply(connected, refusal.status, 0, refusal.message)
             return
         requester = self._requester(peer, asked, container)
+        if asked.looks:
+            await self._show(connected, requester, asked)
+            return
         if asked.holds_job:
             await self._hold(connected, requester, asked)
             return
@@ -195,7 +199,20 @@ class UnixListener:
             user_domain=user_domain(peer),
             groups=(peer.gid, *peer.groups),
             container=container,
+            own_pid=asked.pid,
         )
+
+    async def _show(
+        self, connected: socket.socket, requester: Requester, asked: OpenSession
+    ) -> None:
+        showing = asyncio.create_task(self._lifecycle.view(asked, requester))
+        try:
+            text = await unless_gone(showing, requester.pidfd)
+        except RefusalError as refusal:
+            _reply(connected, refusal.status, 0, refusal.message)
+            return
+        with contextlib.suppress(OSError):  # a client that does not read is not waited for
+            connected.send(pack_view(text), socket.MSG_NOSIGNAL)
 
     async def _hold(
         self, connected: socket.socket, requester: Requester, asked: OpenSession

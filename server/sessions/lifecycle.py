@@ -16,6 +16,7 @@ from pathlib import Path
 from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
@@ -38,6 +39,7 @@ from sluice.server.sessions.registry import SessionRegistry
 from sluice.server.sessions.relays import Relays
 from sluice.server.sessions.resizing import resize
 from sluice.server.sessions.turn_pages import TurnPages
+from sluice.server.sessions.views import GpusHere, Views
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
 from sluice.server.workers.session_start import ConnectedSocket, SharedRegion
@@ -78,6 +80,8 @@ class SessionLifecycle:
         self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None
+        #: What clients are shown that only look; service has the GPUs for it.
+        self.views: Views | None = None
 
     def divide_time(self, pages: TurnPages) -> None:
         """From now on sessions have turns on their GPUs."""
@@ -102,6 +106,22 @@ class SessionLifecycle:
     def relay_by(self, run_dir: Path, ca_file: Path | None) -> None:
         """From now on what this host's GPUs can never serve is relayed to other hosts'."""
         self.relays = Relays(self._starter, run_dir, self._log_dir, self._tell_end, ca_file)
+
+    def show(self, here: GpusHere) -> None:
+        """From now on clients that only look are shown what there is."""
+        self.views = Views(
+            self._node,
+            lambda: self.served,
+            lambda asked, requester: self.wanted(asked, requester, relay=True),
+            self._controller,
+            here,
+        )
+
+    async def view(self, asked: OpenSession, requester: Requester) -> str:
+        """What a client of this host is shown that only looks; raises RefusalError."""
+        if self.views is None:
+            raise RefusalError(CudaStatus.SYSTEM_NOT_READY, "sluice-server is starting; try again")
+        return await self.views.answer(asked, requester)
 
     @property
     def served(self) -> list[Session]:
@@ -135,28 +155,33 @@ class SessionLifecycle:
         self, request_id: str, request: SessionRequest, tell: Callable[[str], None]
     ) -> Session:
         asked, requester = request.asked, request.requester
-        part = self.part_of(asked, requester)
-        account = self._accounts.of(requester)
-        project = account.project(asked.request.project, requester.describe())
-        wanted = grant_request(
-            self._node,
-            asked,
-            requester,
-            part,
-            project=project,
-            owner_label=account.label,
-            person=account.person,
-            # a relay carries a slot
-            relay=self.relays is not None
-            and asked.takes_relay
-            and isinstance(request.channel, SharedRegion),
-        )
+        # a relay carries a slot
+        slot = isinstance(request.channel, SharedRegion)
+        wanted = self.wanted(asked, requester, relay=asked.takes_relay and slot)
+        part, project = self.part_of(asked, requester), wanted.project
         wanted.request_id = request_id
         async with self._controller.grant(wanted, tell) as granted:
             grant = SessionGrant(granted, part, project, resume_key_of(request, granted.session_id))
             if self.relays and granted.relay:
                 return await self.relays.open(request, grant, granted.relay)
             return await self._opener.open(request, grant)
+
+    def wanted(self, asked: OpenSession, requester: Requester, *, relay: bool) -> rpc.GrantRequest:
+        """What the controller is asked for a client of this host; raises RefusalError.
+
+        `relay`: what its own node can never give may be another's.
+        """
+        account = self._accounts.of(requester)
+        return grant_request(
+            self._node,
+            asked,
+            requester,
+            self.part_of(asked, requester),
+            project=account.project(asked.request.project, requester.describe()),
+            owner_label=account.label,
+            person=account.person,
+            relay=self.relays is not None and relay,
+        )
 
     async def open_granted(self, request: SessionRequest, grant: SessionGrant) -> Session:
         """Opens a session that the controller granted; raises RefusalError.

@@ -92,7 +92,12 @@ class OpenSession:
     @property
     def holds_job(self) -> bool:
         """Whether no session is wanted: the job is to keep its grant while the client lives."""
-        return bool(self.flags & OpenFlags.HOLD_JOB)
+        return bool(self.flags & OpenFlags.HOLD_JOB) and not self.looks
+
+    @property
+    def looks(self) -> bool:
+        """Whether no session is wanted, but to be shown what there is (sessions.views)."""
+        return bool(self.flags & OpenFlags.VIEW)
 
 
 def without_key(asked: OpenSession) -> OpenSession:
@@ -244,6 +249,17 @@ def pack_open_reply(status: int, session_id: int, message: str) -> bytes:
     return frames.OpenReply(
         header=header, status=status, session_id=session_id, message=text
     ).pack()
+
+
+def pack_view(text: str) -> bytes:
+    """Composes the answer to who looks: an OpenReply with the text behind it."""
+    behind = text.encode()
+    if len(behind) > frames.MAX_VIEW_BYTES:
+        raise ValueError(f"a view of {len(behind)} bytes; at most {frames.MAX_VIEW_BYTES} go")
+    behind = behind.ljust((len(behind) + 7) // 8 * 8, b"\0")
+    size = frames.OpenReply.BYTES + len(behind)
+    header = frames.FrameHeader(size=size, function=ControlFunction.OPEN_REPLY)
+    return frames.OpenReply(header=header).pack() + behind
 
 
 def unpack_open_reply(frame: bytes) -> tuple[int, int, str]:

@@ -64,6 +64,7 @@ class Requester:
     groups: tuple[int, ...] = ()  # of a local process, its own first
     claim: ClaimTerms | None = None  # by whose socket it came
     container: Container = NO_CONTAINER  # of a local process
+    own_pid: int = 0  # what the client calls itself where it runs; shown to it, never believed
 
     def copy(self) -> Requester:
         """The same with a pidfd of its own, which close() closes; raises OSError."""
@@ -328,6 +329,7 @@ class Session:
                 "relay": requester.relay,
                 **({"claim": requester.claim.to_record()} if requester.claim else {}),
                 "container": asdict(requester.container),
+                "own_pid": requester.own_pid,
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,

@@ -52,6 +52,10 @@ class WorkerDevice:
     uuid: str
     name: str
     memory_mib: int
+    pci_bus_id: str = ""
+    attributes: str = ""  # CUdevice_attribute and value: "75=9 76=0"
+    cuda_version: int = 0
+    driver_name: str = ""  # of the kernel's driver
 
 
 class Worker:
@@ -390,6 +394,10 @@ def _devices(message: Message) -> list[WorkerDevice]:
                 uuid,
                 message.get(f"device.{index}.name", "unknown GPU"),
                 message.number(f"device.{index}.memory_mib"),
+                message.get(f"device.{index}.pci_bus_id"),
+                message.get(f"device.{index}.attributes"),
+                message.number("cuda_version"),
+                message.get("driver_name"),
             )
         )
         index += 1

@@ -120,6 +120,12 @@ class BarePool(pool_pb2_grpc.PoolServicer):
         self._room += 1
         return rpc.GrantReleased(was_live=True)
 
+    async def View(  # noqa: N802
+        self, request: rpc.ViewRequest, context: Any
+    ) -> rpc.ViewAnswer:
+        """Nothing is shown."""
+        return rpc.ViewAnswer()
+
 
 def opened(path: Path) -> sqlite3.Connection:
     """A file with the store's pragmas (controller/store/sqlite.py)."""

@@ -382,7 +382,7 @@ def test_bash_completes_commands_options_and_names(plane: ControlPlane, tmp_path
 def test_every_command_that_shows_something_takes_o() -> None:
     command: Any = typer.main.get_command(app)
     own_words = {"run", "check", "doctor", "enrol", "units", "completion", "ca", "vm", "init"}
-    own_words |= {"invite", "cdi"}  # what they write has formats of its own, or none
+    own_words |= {"invite", "cdi", "smi"}  # what they write has formats of its own, or none
 
     def without(group: Any, path: str) -> list[str]:
         found = []

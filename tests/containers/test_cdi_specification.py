@@ -47,6 +47,23 @@ def test_a_slices_device_has_the_bundle_and_its_socket_and_nothing_to_choose() -
     }
 
 
+def test_a_bundles_nvidia_smi_is_a_command_of_the_container(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").touch()
+    found = cdi.specification(
+        str(tmp_path), [cdi.socket_device("all", "/run/sluice", bounded=False)]
+    )
+    edits = found["containerEdits"]
+    assert isinstance(edits, dict)
+    assert edits["mounts"][1:] == [
+        {
+            "hostPath": f"{tmp_path}/bin/nvidia-smi",
+            "containerPath": "/usr/local/bin/nvidia-smi",
+            "options": ["ro", "nosuid", "nodev", "bind"],
+        }
+    ]
+
+
 def test_hooks_and_device_nodes_are_not_used() -> None:
     found = cdi.specification("/x", [cdi.socket_device("all", "/run/sluice", bounded=False)])
     text = cdi.as_json(found)

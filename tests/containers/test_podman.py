@@ -65,6 +65,24 @@ def test_an_image_needs_nothing(
     assert session["container"]["device"] == "default"
 
 
+def test_nvidia_smi_shows_the_containers_own(
+    podman: Podman, programs: Path, plane: ControlPlane
+) -> None:
+    root = image_root("bookworm")
+    ask = ("nvidia-smi", "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits")
+    idle = podman.run(root, *ask, device="small")
+    assert idle.stdout.strip() == "64, 0", "what it would get, in an image with Python"
+    before = len(plane.sessions("all"))
+    running = podman.start(root, "/programs/spin", device="small", options=given(programs))
+    assert running.line() == "running"
+    apps = ("--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    shown = podman("exec", running.name, "nvidia-smi", *apps)
+    assert shown.strip() == "1, /programs/spin"
+    other = podman.run(root, "nvidia-smi", *apps, device="small")
+    assert other.stdout.strip() == "", "another container sees nothing of it"
+    assert len(plane.sessions("all")) == before + 1, "looking opens none"
+
+
 def test_a_musl_image_is_told_why_it_finds_no_cuda(podman: Podman) -> None:
     done = podman.run(image_root("musl"), "/bin/opens-cuda", device="default")
     assert done.returncode == 1

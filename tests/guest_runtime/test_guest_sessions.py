@@ -134,6 +134,23 @@ def test_a_killed_program_gives_everything_back(plane: ControlPlane, guest: Gues
     assert_nothing_is_left(plane)
 
 
+def test_nvidia_smi_shows_what_the_guest_has(plane: ControlPlane, guest: Guest) -> None:
+    smi = "/opt/sluice/bin/nvidia-smi"
+    before = len(plane.sessions("all"))
+    idle = guest.check(f"{smi} --query-gpu=name,memory.total,memory.used --format=csv,noheader")
+    assert idle.strip() == "Sluice software GPU (CPU), 1024 MiB, 0 MiB"
+    assert len(plane.sessions("all")) == before, "looking opens none"
+    pid = hold(guest, plane)
+    asked = "--query-compute-apps=pid,process_name,used_memory --format=csv,noheader,nounits"
+    shown, name, used = guest.check(f"{smi} {asked}").strip().split(", ")
+    assert "python3" in guest.check(f"cat /proc/{shown}/cmdline")
+    assert "python3" in name
+    assert int(used) >= 64
+    assert "512MiB" in guest.check(smi)
+    guest.check(f"kill -9 -- -{pid}")
+    assert_nothing_is_left(plane)
+
+
 def test_a_guest_cannot_take_more_than_its_domain_has(plane: ControlPlane, guest: Guest) -> None:
     code, out, err = guest.run("SLUICE_GMEM=2048 sluice run python3 /root/hold.py", START)
     assert code != 0

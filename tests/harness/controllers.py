@@ -303,6 +303,13 @@ class SimulatedServer:
         """Nothing is used."""
         return []
 
+    async def read_view(
+        self, session_ids: Sequence[str], idle: Sequence[rpc.Vgpu]
+    ) -> Sequence[rpc.SessionView]:
+        """Nobody looks."""
+        del session_ids, idle
+        return []
+
     def end_session(self, session_id: str, why: End) -> None:
         """It goes, and so does its grant, which has no other."""
         for grant, *_ in list(self.running.values()):

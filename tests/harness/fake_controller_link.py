@@ -20,7 +20,14 @@ class FakeControllerLink(ControllerLink):
     def __init__(self, gpu: str = "GPU-fake-0") -> None:
         self.asked: list[rpc.GrantRequest] = []
         self.reports: list[rpc.NodeReport] = []
-        self._gpu = gpu
+        self.gpu = gpu
+        #: What who only looks is shown, and what was asked for that.
+        self.viewed = rpc.ViewAnswer()
+        self.looks: list[rpc.ViewRequest] = []
+
+    async def view(self, request: rpc.ViewRequest) -> rpc.ViewAnswer:
+        self.looks.append(request)
+        return self.viewed
 
     @property
     def is_connected(self) -> bool:
@@ -41,7 +48,7 @@ class FakeControllerLink(ControllerLink):
     def granted(self, request: rpc.GrantRequest) -> LocalGrant:
         """The answer to a request, which is the last of `asked`."""
         number = len(self.asked)
-        vgpus = (GrantedVgpu(self._gpu, request.memory_mib, request.compute_percent),)
+        vgpus = (GrantedVgpu(self.gpu, request.memory_mib, request.compute_percent),)
         return LocalGrant(f"{number:016x}", f"{number + 100:016x}", "r", vgpus)
 
     @asynccontextmanager

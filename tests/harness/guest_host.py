@@ -22,10 +22,11 @@ from sluice.config.native_files import SOFTGPU, find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import DomainRequest
-from sluice.server.gpus.discovery import Driver
+from sluice.server.gpus.discovery import Driver, describe_gpus
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.sessions.lifecycle import SessionLifecycle
+from sluice.server.sessions.views import GpusHere
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
 
@@ -71,6 +72,13 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
     [gpu] = await workers.see_devices()
     controller = FakeControllerLink(gpu.uuid)
     lifecycle = SessionLifecycle("node-a", controller, workers, starter, log)
+    here = {each.uuid: each for each in describe_gpus([gpu], driver, 0, None)}
+
+    async def no_figures(uuid: str) -> dict[int, int]:
+        del uuid
+        return {}
+
+    lifecycle.show(GpusHere(lambda: here, no_figures))
     regions = Regions(lifecycle, silent_seconds=300)
     doorbell = Doorbell(
         starter, folder / "run", log, regions.doorbell_said, regions.doorbell_connected

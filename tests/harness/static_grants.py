@@ -23,6 +23,7 @@ from sluice.config.job_token import job_of
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.problem_types import ProblemType
 from sluice.resources.vgpu_request import Sharing
+from sluice.resources.vgpu_view import Process, view_text
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu, LocalGrant
 from sluice.server.controller.orders import ServerSide
@@ -51,6 +52,10 @@ class StaticLink(FakeControllerLink):
         grant = self._of_jobs.setdefault(key, self._new(request))
         return LocalGrant(grant.grant_id, secrets.token_hex(8), request.request_id, grant.vgpus)
 
+    def running(self) -> set[str]:
+        """The ids of the server's sessions."""
+        return {session.session_id for session in self.side.inventory().sessions}
+
     def assign(self, request: rpc.GrantRequest) -> rpc.Assignment:
         """What a session gets whose client comes to the data port, which expects it from now on."""
         granted = self.granted(request)
@@ -72,6 +77,13 @@ class StaticLink(FakeControllerLink):
         self.side.take_assignment(assignment)
         return assignment
 
+    async def view(self, request: rpc.ViewRequest) -> rpc.ViewAnswer:
+        """What a session would get, or those have that are asked for."""
+        if request.session_ids:
+            return rpc.ViewAnswer(sessions=await self.side.read_view(request.session_ids, ()))
+        vgpus = [vgpu.message for vgpu in self._new(request.request).vgpus]
+        return rpc.ViewAnswer(sessions=await self.side.read_view((), vgpus))
+
     def _new(self, request: rpc.GrantRequest) -> LocalGrant:
         count, percent = request.vgpu_count, request.compute_percent or 100
         gpus = [gpu.uuid for gpu in self.side.inventory().gpus]
@@ -92,6 +104,9 @@ class RelayLink(FakeControllerLink):
         super().__init__()
         self._near = near
 
+    async def view(self, request: rpc.ViewRequest) -> rpc.ViewAnswer:
+        return await self._near.view(request)
+
     def granted(self, request: rpc.GrantRequest) -> LocalGrant:
         assignment = self._near.assign(request)
         there = self._near.side.inventory()
@@ -105,7 +120,7 @@ class RelayLink(FakeControllerLink):
 
 
 class StaticTickets:
-    """The one answer of a controller's REST that clients on the network need.
+    """The answers of a controller's REST that clients on the network need.
 
     `address`: which tickets name in the place of the data port's own.
     """
@@ -113,6 +128,7 @@ class StaticTickets:
     def __init__(self, link: StaticLink, address: str = "") -> None:
         self._link = link
         self._address = address
+        self._processes: dict[str, Process] = {}  # by session
 
     @asynccontextmanager
     async def listening(self, port: int) -> AsyncIterator[None]:
@@ -132,9 +148,18 @@ class StaticTickets:
             status, answer = "404 Not Found", {"title": "Only POST /v1/sessions is served here"}
             if head.startswith("post /v1/sessions "):
                 status, answer = self._ticket(json.loads(asked))
+            if head.startswith("post /v1/views "):
+                status, answer = "200 OK", await self._view(json.loads(asked))
             body = json.dumps(answer)
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             await writer.drain()
+
+    async def _view(self, asked: dict[str, Any]) -> dict[str, Any]:
+        ids = [each for each in self._processes if each in self._link.running()]
+        wanted = rpc.GrantRequest(vgpu_count=asked["vgpu_count"])
+        answer = await self._link.view(rpc.ViewRequest(request=wanted, session_ids=ids))
+        shown: dict[str, Any] = json.loads(view_text(answer.sessions, self._processes, whose="net"))
+        return shown
 
     def _ticket(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         token = asked.get("job", "")
@@ -157,6 +182,7 @@ class StaticTickets:
                 chosen=asked.get("chosen", []),
             )
         )
+        self._processes[assignment.session_id] = Process(asked["pid"], asked["program"])
         there = self._link.side.inventory()
         address = self._address or there.data_address
         ticket = {"address": address, "port": there.data_port, "key": assignment.key}

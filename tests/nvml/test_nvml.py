@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from node_nvml import driver_beside_nvml
 from static_pool import StaticPool
 
 from sluice.config.native_files import find_native
@@ -27,9 +28,6 @@ def refusal(call, *arguments):
     except n.NVMLError as error:
         return error.value
     return 0
-
-def cuda_loaded():
-    return "libcuda.so" in open("/proc/self/maps").read()
 
 n.nvmlInit()
 """
@@ -62,9 +60,10 @@ assert [n.nvmlDeviceGetIndex(h) for h in handles] == [0, 1]
 assert [n.nvmlDeviceGetComputeRunningProcesses(h) for h in handles] == [[], []]
 assert n.nvmlSystemGetCudaDriverVersion() == 13000
 assert n.nvmlSystemGetNVMLVersion() == "13"
-assert not cuda_loaded()
 """
     run(pool, code)
+    # whoever has CUDA in it is told of itself, and counts before it forks
+    run(pool, 'ctypes.CDLL("libcudart.so.13")' + code)
     assert pool.sessions() == 0
 
 
@@ -139,15 +138,10 @@ assert n.nvmlDeviceGetGraphicsRunningProcesses(handles[0]) == []
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_what_only_the_node_knows_comes_from_its_nvml(tmp_path: Path, short_path: Path) -> None:
-    node = short_path
-    node.chmod(0o755)  # a worker opens its NVML as the user that it has become
-    driver = node / "libcuda.so.1"
-    driver.symlink_to(find_native("libsluice-softgpu.so.1"))
-    source = Path(__file__).with_name("fake_nvml.c")
-    made = node / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+    driver = driver_beside_nvml(short_path)
     code = """
 import time
+cuda = ctypes.CDLL("libcuda.so.1")  # so it has a session, and asks its worker
 h = n.nvmlDeviceGetHandleByIndex(1)
 use = n.nvmlDeviceGetUtilizationRates(h)
 assert (use.gpu, use.memory) == (37, 12)
@@ -164,7 +158,8 @@ assert n.nvmlDeviceGetClock(h, n.NVML_CLOCK_SM, n.NVML_CLOCK_ID_CURRENT) == 1001
 assert refusal(n.nvmlDeviceGetClockInfo, h, 1 << 20) == n.NVML_ERROR_INVALID_ARGUMENT
 assert n.nvmlDeviceGetPerformanceState(h) == 0
 assert n.nvmlDeviceGetCurrPcieLinkGeneration(h) == 5
-for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetPersistenceMode):
+assert n.nvmlDeviceGetPersistenceMode(h) == 1
+for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetNumFans):
     assert refusal(call, h) == n.NVML_ERROR_NOT_SUPPORTED
 begun, asked = time.monotonic(), {n.nvmlDeviceGetPowerUsage(h) for _ in range(1000)}
 assert len(asked) <= 2 + (time.monotonic() - begun) / 0.1, "one answer serves many questions"
@@ -238,9 +233,9 @@ print(count.value)
 @pytest.mark.parametrize("hidden", ["", "-1", "7"])
 def test_no_session_is_opened_where_all_are_hidden(pool: StaticPool, hidden: str) -> None:
     code = """
+cuda = ctypes.CDLL("libcuda.so.1")
 assert n.nvmlDeviceGetCount() == 2
 assert refusal(n.nvmlDeviceGetName, n.nvmlDeviceGetHandleByIndex(0)) == n.NVML_ERROR_NO_PERMISSION
-cuda = ctypes.CDLL("libcuda.so.1")
 print(cuda.cuInit(0))
 """
     assert run(pool, code, CUDA_VISIBLE_DEVICES=hidden) == "100"  # CUDA_ERROR_NO_DEVICE
@@ -249,6 +244,7 @@ print(cuda.cuInit(0))
 
 def test_a_forked_child_counts_and_asks_no_further(pool: StaticPool) -> None:
     code = """
+cuda = ctypes.CDLL("libcuda.so.1")
 h = n.nvmlDeviceGetHandleByIndex(0)
 n.nvmlDeviceGetName(h)
 child = os.fork()

@@ -15,10 +15,28 @@ from pathlib import Path
 import pytest
 
 from sluice.hypervisor.ports import VsockPlace
+from sluice.protocol.frames import OpenFlags
 from sluice.server.guests.vsock_backends import LOG_MIB
-from sluice.server.sessions.open_session import unpack_open_reply
+from sluice.server.sessions.open_session import (
+    OpenSession,
+    RefusalError,
+    pack_open_session,
+    pack_view,
+    unpack_open_reply,
+)
+from sluice.server.sessions.records import Requester
 
-from .vsock_guests import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, rung, sockets_in
+from .vsock_guests import (
+    DEVICE,
+    OWNER,
+    REQUEST,
+    UUID,
+    FakeManager,
+    guests_of,
+    record_in,
+    rung,
+    sockets_in,
+)
 
 
 @pytest.fixture
@@ -52,6 +70,33 @@ def test_only_its_device_is_heard(short_path: Path, program: Path) -> None:
         assert await answer(sockets.session_port, b"") == b""
         await guests.remove(UUID, "it is over")
         assert not sockets.folder.exists()
+
+    asyncio.run(check())
+
+
+def test_a_guest_that_looks_is_shown_and_no_session_opens(short_path: Path, program: Path) -> None:
+    class Shows(FakeManager):
+        looked: list[tuple[int, str, int]] = []  # noqa: RUF012
+
+        async def view(self, asked: OpenSession, requester: Requester) -> str:
+            if asked.request.memory_mib == 32:
+                raise RefusalError(2, "not so much")
+            self.looked.append((asked.request.memory_mib, requester.domain_uuid, requester.own_pid))
+            return '{"vgpus":[]}'
+
+    async def check() -> None:
+        guests = guests_of(short_path, program, Shows())
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        device = sockets_in(short_path).device
+        flags = OpenFlags.VIEW | OpenFlags.HOLD_JOB
+        said = await answer(device, pack_open_session(flags=flags, pid=7))
+        assert said == pack_view('{"vgpus":[]}')
+        assert Shows.looked == [(REQUEST.memory_mib, UUID, 7)], "bounded by its domain's"
+        said = await answer(device, pack_open_session(flags=flags, gmem_mib=32))
+        assert unpack_open_reply(said) == (2, 0, "not so much")
+        said = await answer(device, pack_open_session(flags=flags, gmem_mib=65))
+        assert "domain guest was given 64" in unpack_open_reply(said)[2]
+        await guests.remove(UUID, "it is over")
 
     asyncio.run(check())
 

@@ -133,6 +133,9 @@ def test_a_program_finds_its_host_by_itself_and_computes(
     [session] = plane.sessions()
     told = {"channel": "vsock", "domain_uuid": guest.uuid, "domain_name": guest.name}
     assert {key: session[key] for key in told} == told
+    shown = guest.check("sluice smi -L")
+    assert shown.startswith("GPU 0: Sluice software GPU (CPU) (UUID: GPU-")
+    assert plane.sessions() == [session], "looking opens none"
     program.quit()
     wait_nothing_left(plane)
     assert not region_file(guest).exists()

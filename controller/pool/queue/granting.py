@@ -154,6 +154,30 @@ class Granting:
         )
         return Placed(request, chosen) if chosen else None
 
+    def preview(self, request: GrantRequest) -> tuple[Vgpu, ...]:
+        """What it would get: where there is room now, else where it fits once there is.
+
+        Nothing where only its quota or its node's absence stands in the way.
+        """
+        if found := self.place(request, set()):
+            return found.vgpus
+        for reservation in self._ledger.reservations.of(request):
+            sized = _sized(request, reservation)
+            empty = self._reserving.capacities(reservation, request, as_if_empty=True)
+            if own := placement.choose_among(self._policy, sized, empty):
+                return placement.vgpus_on(sized, own)
+        if request.mode is Mode.RESERVED:
+            return ()
+        fitting = sorted(
+            feasibility.reach(request, self._fleet.capacity), key=lambda key: (key.node, key.uuid)
+        )
+        on_one = [key for key in fitting if key.node == fitting[0].node]
+        known = [capacity for key in on_one if (capacity := self._fleet.capacity.of(key))]
+        if not known:
+            return ()
+        chosen = [known[place % len(known)] for place in range(request.count)]
+        return placement.vgpus_on(request, chosen)
+
     def over_quota(self, found: Placed) -> Refused | Blocked | None:
         """Why its project may not have this, now or ever."""
         request, quotas = found.request, self._ledger.quotas

@@ -19,7 +19,7 @@ from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Clock, Mode
+from sluice.controller.pool.model import Clock, Mode, Vgpu
 from sluice.controller.pool.placement import feasibility
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.queue.progress import Progress
@@ -76,6 +76,13 @@ class Requests:
             return refusal
         grant = self._jobs.grant_of(request)
         return self._scheduler.granting.not_to_join(request, grant) if grant else None
+
+    def preview(self, request: GrantRequest) -> tuple[Vgpu, ...] | Refused:
+        """The vGPUs that it would get, though perhaps not now; or why it never gets any."""
+        request = self._scheduler.granting.reaching(request)
+        if refusal := self._at_once(request):
+            return refusal
+        return self._scheduler.granting.preview(request) or self._not_now(request, 1)
 
     # steps
 

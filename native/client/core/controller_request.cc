@@ -102,15 +102,16 @@ bool is_problem(const JsonObject& body, const char* type, const char* title_of_0
 class ControllerRequest {
  public:
   ControllerRequest(const Config& config, const wire::OpenSession& session)
-      : hold_(session.flags & wire::kHoldJob),
+      : view_(session.flags & wire::kView),
+        hold_(!view_ && session.flags & wire::kHoldJob),
         waits_(session.wait_seconds != 0),
         several_(config.controller) {
-    request_.path = hold_ ? "/v1/holds" : "/v1/sessions";
+    request_.path = view_ ? "/v1/views" : hold_ ? "/v1/holds" : "/v1/sessions";
     request_.body = json_of(session, config.options);
     request_.ca_file = config.ca_file;
     request_.answer_seconds =
         hold_ || session.wait_seconds < 0 ? -1 : 30 + static_cast<int>(session.wait_seconds);
-    if (!hold_) key_ = new_key();
+    if (!hold_ && !view_) key_ = new_key();
   }
 
   bool prepare(const Config& config, std::string* error);
@@ -127,7 +128,7 @@ class ControllerRequest {
   bool patient() const { return std::chrono::steady_clock::now() < until_; }
 
   HttpRequest request_;
-  bool hold_, waits_;
+  bool view_, hold_, waits_;
   std::string several_, token_, key_;
   std::vector<HttpAddress> addresses_;
   tls::Deadline until_ = tls::in_seconds(kElectionSeconds);
@@ -349,24 +350,40 @@ bool read_ticket(const JsonObject& body, Ticket* ticket) {
          !ticket->address.empty() && !ticket->port.empty();
 }
 
+// Whether a controller that leads gave what was asked for.
+bool is_answered(const Config& config, const wire::OpenSession& request, HttpAnswer* answer,
+                 Refusal* refusal) {
+  std::string* error = &refusal->text;
+  ControllerRequest question(config, request);
+  if (!question.prepare(config, error)) return false;
+  refusal->nobody_answered = !question.ask(answer, error);
+  if (refusal->nobody_answered) return false;
+  if (answer->status >= 200 && answer->status <= 299) return true;
+  const JsonObject body(answer->body);
+  *error = body.text("detail");
+  if (uint32_t cuda = 0; read_whole_number(body.text("cuda_error"), &cuda) && cuda > 0)
+    refusal->status = cuda;
+  if (error->empty()) *error = "the controller answered " + std::to_string(answer->status);
+  return false;
+}
+
 }  // namespace
+
+bool view_net(const Config& config, wire::OpenSession request, std::string* text,
+              Refusal* refusal) {
+  request.channel = wire::ChannelKind::kTcp;
+  HttpAnswer answer;
+  if (!is_answered(config, request, &answer, refusal)) return false;
+  *text = std::move(answer.body);
+  return true;
+}
 
 bool ask_for_session(const Config& config, const wire::OpenSession& request,
                      std::vector<Ticket>* tickets, Refusal* refusal) {
   std::string* error = &refusal->text;
-  ControllerRequest question(config, request);
   HttpAnswer answer;
-  if (!question.prepare(config, error)) return false;
-  refusal->nobody_answered = !question.ask(&answer, error);
-  if (refusal->nobody_answered) return false;
+  if (!is_answered(config, request, &answer, refusal)) return false;
   const JsonObject body(answer.body);
-  if (answer.status < 200 || answer.status > 299) {
-    *error = body.text("detail");
-    if (uint32_t cuda = 0; read_whole_number(body.text("cuda_error"), &cuda) && cuda > 0)
-      refusal->status = cuda;
-    if (error->empty()) *error = "the controller answered " + std::to_string(answer.status);
-    return false;
-  }
   if (request.flags & wire::kHoldJob) {
     *error = "the controller ended the hold";
     return false;

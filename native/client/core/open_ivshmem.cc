@@ -20,6 +20,7 @@
 
 #include "client/core/open_channel.h"
 #include "client/core/slot_channel.h"
+#include "client/core/view.h"
 #include "client/watch/offsets.h"
 #include "wire/address_windows.h"
 
@@ -39,7 +40,8 @@ static_assert(offsetof(channel::SlotHeader, sleeping) == SLUICE_SLOT_SLEEPING);
 static_assert(offsetof(channel::SlotHeader, doorbell) == SLUICE_SLOT_DOORBELL);
 
 constexpr uint64_t kAnswerTimeoutNs = 30'000'000'000;  // of a host that says nothing at all
-constexpr uint64_t kHoldPauseNs = 200'000'000;         // between two looks of whom nothing hurries
+constexpr uint64_t kViewTimeoutNs = 15'000'000'000;
+constexpr uint64_t kHoldPauseNs = 200'000'000;  // between two looks of whom nothing hurries
 
 std::string read_line(const std::string& path) {
   std::ifstream in(path);
@@ -112,6 +114,68 @@ channel::Bell open_bell(const std::string& resource) {
   return channel::Bell(open_vsock_bell());
 }
 
+// A slot of the region that is this process's, and the region's file, which is its owner's to
+// close.
+struct Claimed {
+  channel::MappedSlot slot;
+  uint32_t index = 0;
+  int fd = -1;
+};
+
+bool claim_slot(const std::string& resource, Claimed* claimed, std::string* error) {
+  const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat st {};
+  if (fd < 0 || fstat(fd, &st) != 0) {
+    *error = resource + ": " + std::strerror(errno);
+    return false;
+  }
+  void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (page == MAP_FAILED) {
+    *error = "mapping " + resource + ": " + std::strerror(errno);
+    ::close(fd);
+    return false;
+  }
+  const auto& region = *static_cast<channel::RegionHeader*>(page);
+  const size_t slot_bytes = channel::check_region(region, static_cast<size_t>(st.st_size), error);
+  const uint32_t slots = region.slot_count;
+  munmap(page, channel::kPage);
+  if (slot_bytes == 0) {
+    ::close(fd);
+    return false;
+  }
+  uint32_t index = 0;
+  for (; index < slots; ++index) {
+    channel::MappedSlot candidate;
+    if (!candidate.map(fd, slot_bytes, index, channel::kNoArena, error)) break;
+    auto& h = candidate.header();
+    uint32_t expected = static_cast<uint32_t>(SlotState::kFree);
+    if (h.magic != channel::kSlotMagic ||
+        !h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClaimed)))
+      continue;
+    candidate = channel::MappedSlot();
+    if (!claimed->slot.map(fd, slot_bytes, index, wire::kArenaAddress, error)) {
+      channel::MappedSlot again;
+      std::string ignored;
+      if (again.map(fd, slot_bytes, index, channel::kNoArena, &ignored))
+        again.header().state.store(static_cast<uint32_t>(SlotState::kFree));
+      ::close(fd);
+      return false;
+    }
+    break;
+  }
+  if (!claimed->slot) {
+    if (error->empty())
+      *error =
+          "all " + std::to_string(slots) +
+          " slots of this machine's region are in use: end a program, or attach with more slots";
+    ::close(fd);
+    return false;
+  }
+  claimed->index = index;
+  claimed->fd = fd;
+  return true;
+}
+
 }  // namespace
 
 std::string find_ivshmem(std::string* why) {
@@ -150,59 +214,60 @@ std::string find_ivshmem(std::string* why) {
   return found;
 }
 
+// The slot is this process's until it has read the answer; where it dies before, the doorbell frees
+// it, as no session was ever in it. So nobody has to watch.
+bool view_ivshmem(const std::string& resource, wire::OpenSession request,
+                  const RequestOptions& options, std::string* text, Refusal* refusal) {
+  request.channel = wire::ChannelKind::kIvshmem;
+  Claimed claimed;
+  if (!claim_slot(resource, &claimed, &refusal->text)) {
+    refusal->nobody_answered = true;
+    return false;
+  }
+  ::close(claimed.fd);
+  auto& h = claimed.slot.header();
+  h.client_pid.store(static_cast<uint32_t>(getpid()));
+  h.client_start.store(request.start_time);
+  const std::vector<std::byte> frame = open_frame(request, options);
+  std::memcpy(claimed.slot.mailbox().data(), frame.data(), frame.size());
+  h.state.store(static_cast<uint32_t>(SlotState::kOpening), std::memory_order_seq_cst);
+  h.doorbell.store(1, std::memory_order_seq_cst);
+  const uint64_t begun = channel::now_ns();
+  uint64_t pause = 50'000;
+  auto state = SlotState::kOpening;
+  while ((state = static_cast<SlotState>(h.state.load(std::memory_order_acquire))) ==
+             SlotState::kOpening &&
+         channel::now_ns() - begun < kViewTimeoutNs) {
+    channel::sleep_ns(pause);
+    pause = std::min<uint64_t>(pause * 2, 2'000'000);
+  }
+  if (state == SlotState::kRefused) {
+    std::vector<std::byte> reply(sizeof(wire::OpenReply) + wire::kMaxViewBytes);
+    std::memcpy(reply.data(), claimed.slot.mailbox().data(), reply.size());
+    h.state.store(static_cast<uint32_t>(SlotState::kFree));
+    h.doorbell.store(1, std::memory_order_seq_cst);
+    return read_view(reply.data(), reply.size(), "the host", text, refusal);
+  }
+  // A host that did start a session ends it when it sees this.
+  h.state.store(static_cast<uint32_t>(SlotState::kClosed));
+  h.doorbell.store(1, std::memory_order_seq_cst);
+  refusal->text = state == SlotState::kOpening
+                      ? "the host does not answer on " + resource +
+                            ": is sluice-server running there, and is its sluice-doorbell of the "
+                            "same release?"
+                      : "the host knows no looking without a session: its release is older";
+  return false;
+}
+
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSession request,
                                       const RequestOptions& options, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kIvshmem;
-  const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
-  struct stat st {};
-  if (fd < 0 || fstat(fd, &st) != 0) {
-    *error = resource + ": " + std::strerror(errno);
-    return nullptr;
-  }
-  void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (page == MAP_FAILED) {
-    *error = "mapping " + resource + ": " + std::strerror(errno);
-    ::close(fd);
-    return nullptr;
-  }
-  const auto& region = *static_cast<channel::RegionHeader*>(page);
-  const size_t slot_bytes = channel::check_region(region, static_cast<size_t>(st.st_size), error);
-  const uint32_t slots = region.slot_count;
-  munmap(page, channel::kPage);
-  if (slot_bytes == 0) {
-    ::close(fd);
-    return nullptr;
-  }
-  channel::MappedSlot slot;
-  uint32_t index = 0;
-  for (; index < slots; ++index) {
-    channel::MappedSlot candidate;
-    if (!candidate.map(fd, slot_bytes, index, channel::kNoArena, error)) break;
-    auto& h = candidate.header();
-    uint32_t expected = static_cast<uint32_t>(SlotState::kFree);
-    if (h.magic != channel::kSlotMagic ||
-        !h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClaimed)))
-      continue;
-    candidate = channel::MappedSlot();
-    if (!slot.map(fd, slot_bytes, index, wire::kArenaAddress, error)) {
-      channel::MappedSlot again;
-      std::string ignored;
-      if (again.map(fd, slot_bytes, index, channel::kNoArena, &ignored))
-        again.header().state.store(static_cast<uint32_t>(SlotState::kFree));
-      ::close(fd);
-      return nullptr;
-    }
-    break;
-  }
-  if (!slot) {
-    if (error->empty())
-      *error =
-          "all " + std::to_string(slots) +
-          " slots of this machine's region are in use: end a program, or attach with more slots";
-    ::close(fd);
-    return nullptr;
-  }
+  Claimed claimed;
+  if (!claim_slot(resource, &claimed, error)) return nullptr;
+  channel::MappedSlot slot = std::move(claimed.slot);
+  const uint32_t index = claimed.index;
+  const int fd = claimed.fd;
   auto& h = slot.header();
   const uint32_t generation = h.generation.load();
   h.client_pid.store(static_cast<uint32_t>(getpid()));

@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +17,7 @@
 #include "channel/packet.h"
 #include "client/core/open_channel.h"
 #include "client/core/slot_channel.h"
+#include "client/core/view.h"
 #include "wire/address_windows.h"
 
 namespace sluice::client {
@@ -28,31 +31,53 @@ struct FdCloser {
   }
 };
 
-}  // namespace
-
-std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   const RequestOptions& options, Refusal* refusal) {
-  std::string* error = &refusal->text;
-  request.channel = wire::ChannelKind::kShm;
+// A connection on which the request is sent; -1 with `error`.
+int ask_server(const std::string& socket_path, const wire::OpenSession& request,
+               const RequestOptions& options, std::string* error) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof address.sun_path) {
     *error = "the server's socket path is too long: " + socket_path;
-    return nullptr;
+    return -1;
   }
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
   const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (s < 0 || connect(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     *error = "no sluice-server at " + socket_path + ": " + std::strerror(errno);
     if (s >= 0) ::close(s);
-    return nullptr;
+    return -1;
   }
-  FdCloser socket_closer{s};
   const std::vector<std::byte> frame = open_frame(request, options);
-  if (send(s, frame.data(), frame.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(frame.size())) {
-    *error = "asking sluice-server at " + socket_path + ": " + std::strerror(errno);
-    return nullptr;
-  }
+  if (send(s, frame.data(), frame.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(frame.size()))
+    return s;
+  *error = "asking sluice-server at " + socket_path + ": " + std::strerror(errno);
+  ::close(s);
+  return -1;
+}
+
+constexpr timeval kViewTime{15, 0};  // the server asks others for less
+
+}  // namespace
+
+bool view_unix(const std::string& socket_path, wire::OpenSession request,
+               const RequestOptions& options, std::string* text, Refusal* refusal) {
+  request.channel = wire::ChannelKind::kShm;
+  const FdCloser socket{ask_server(socket_path, request, options, &refusal->text)};
+  if (socket.fd < 0) return false;
+  setsockopt(socket.fd, SOL_SOCKET, SO_RCVTIMEO, &kViewTime, sizeof kViewTime);
+  std::vector<std::byte> reply(sizeof(wire::OpenReply) + wire::kMaxViewBytes);
+  const ssize_t got = recv(socket.fd, reply.data(), reply.size(), 0);
+  return read_view(reply.data(), static_cast<size_t>(std::max<ssize_t>(got, 0)),
+                   "sluice-server at " + socket_path, text, refusal);
+}
+
+std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
+                                   const RequestOptions& options, Refusal* refusal) {
+  std::string* error = &refusal->text;
+  request.channel = wire::ChannelKind::kShm;
+  const int s = ask_server(socket_path, request, options, error);
+  if (s < 0) return nullptr;
+  FdCloser socket_closer{s};
   int fds[2] = {-1, -1};
   for (;;) {
     wire::OpenReply reply{};

@@ -21,6 +21,7 @@
 #include "client/core/open_channel.h"
 #include "client/core/resume.h"
 #include "client/core/stream_channel.h"
+#include "client/core/view.h"
 
 namespace sluice::client {
 
@@ -31,6 +32,7 @@ constexpr unsigned kFirstCid = 0x53400000, kLastCid = 0x534fffff;
 constexpr unsigned kPort = 9960, kBellPort = 9961;
 constexpr timeval kConnectTime{5, 0}, kBellTime{0, 500'000};
 constexpr int kAnswerSeconds = 120;  // a worker may have to be started first
+constexpr int kViewSeconds = 15;     // nothing has to be
 constexpr size_t kKeyBytes = 24;     // random; the key is their hexadecimal digits
 
 int connect_to_host(unsigned port, timeval most, std::string* error) {
@@ -88,6 +90,30 @@ bool find_vsock(std::string* why) {
 int open_vsock_bell() {
   std::string ignored;
   return find_vsock(&ignored) ? connect_to_host(kBellPort, kBellTime, &ignored) : -1;
+}
+
+bool view_vsock(wire::OpenSession request, const RequestOptions& options, std::string* text,
+                Refusal* refusal) {
+  request.channel = wire::ChannelKind::kVsock;
+  const int s = connect_to_host(kPort, kConnectTime, &refusal->text);
+  if (s < 0) return false;
+  channel::set_patience(s, kViewSeconds);
+  channel::PlainStream stream(s);
+  const std::vector<std::byte> frame = open_frame(request, options);
+  iovec part{const_cast<std::byte*>(frame.data()), frame.size()};
+  std::vector<std::byte> reply(sizeof(wire::OpenReply));
+  size_t got = 0;
+  if (stream.write(&part, 1) && channel::read_exact(&stream, reply.data(), reply.size())) {
+    got = reply.size();
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), sizeof header);
+    if (header.size > got && header.size - got <= wire::kMaxViewBytes) {
+      reply.resize(header.size);
+      if (channel::read_exact(&stream, reply.data() + got, reply.size() - got)) got = reply.size();
+    }
+  }
+  ::close(s);
+  return read_view(reply.data(), got, "sluice-server on this machine's host", text, refusal);
 }
 
 std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOptions& options,

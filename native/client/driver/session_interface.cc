@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <span>
 
 #include "client/core/session.h"
+#include "client/core/view.h"
 #include "client/objects/device.h"
 
 using namespace sluice::client;
@@ -60,6 +62,16 @@ const SessionInterface kInterface = {
     [] { return std::min(Session::get()->record().driver_version, 13000u); },
     figures_of,
     [](uint32_t index) { return device_at(index).memory.used(); },
+    [](void (*take)(void*, const char*, size_t), void* to, char* why, size_t room) {
+      std::string text;
+      Refusal refusal;
+      const bool shown = ask_for_view(read_config(), &text, &refusal);
+      if (shown)
+        take(to, text.data(), text.size());
+      else
+        std::snprintf(why, room, "%s", refusal.text.c_str());
+      return shown;
+    },
 };
 
 }  // namespace

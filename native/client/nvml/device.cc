@@ -16,10 +16,10 @@ int attribute(const DeviceRecord& r, CUdevice_attribute which) { return r.attrib
 // Asks one thing of a vGPU: `answer` makes it of the record.
 template <class T, class Answer>
 nvmlReturn_t ask(nvmlDevice_t device, T* to, Answer answer) {
-  const DeviceRecord* record;
-  if (const nvmlReturn_t e = enter(device, &record); e != NVML_SUCCESS) return e;
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;
-  *to = static_cast<T>(answer(*record));
+  *to = static_cast<T>(answer(vgpu.record()));
   return NVML_SUCCESS;
 }
 
@@ -108,16 +108,16 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int* minor) 
 }
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* name, unsigned int length) {
-  const DeviceRecord* record;
-  if (const nvmlReturn_t e = enter(device, &record); e != NVML_SUCCESS) return e;
-  return put_text(record->name, name, length);
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
+  return put_text(vgpu.record().name, name, length);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int length) {
-  const DeviceRecord* record;
-  if (const nvmlReturn_t e = enter(device, &record); e != NVML_SUCCESS) return e;
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
   char text[kUuidBytes];
-  uuid_text(record->uuid, text);
+  uuid_text(vgpu.record().uuid, text);
   return put_text(text, uuid, length);
 }
 
@@ -130,11 +130,11 @@ nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitectu
 }
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int* major, int* minor) {
-  const DeviceRecord* record;
-  if (const nvmlReturn_t e = enter(device, &record); e != NVML_SUCCESS) return e;
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
   if (!major || !minor) return NVML_ERROR_INVALID_ARGUMENT;
-  *major = attribute(*record, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  *minor = attribute(*record, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  *major = attribute(vgpu.record(), CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+  *minor = attribute(vgpu.record(), CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   return NVML_SUCCESS;
 }
 

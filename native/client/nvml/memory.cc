@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A vGPU's memory and who uses it: the slice that the session has, not the card, and this process
-// alone, since others have sessions of their own.
+// A vGPU's memory and who uses it: the slice, not the card, and of a session this process alone,
+// since others have sessions of their own. Who only looks sees all of his requester's.
 #include <unistd.h>
+
+#include <vector>
 
 #include "client/nvml/session.h"
 
 using namespace sluice::nvml;
-using sluice::client::SessionInterface;
 
 namespace {
 
@@ -15,30 +16,41 @@ struct Use {
 };
 
 nvmlReturn_t memory_of(nvmlDevice_t device, Use* use) {
-  uint32_t place;
-  const SessionInterface* session;
-  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
-  session->memory(place, &use->free, &use->total);
-  use->used = use->total - use->free;  // by others of its job too
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
+  if (vgpu.session) {
+    vgpu.session->memory(vgpu.place, &use->free, &use->total);
+    use->used = use->total - use->free;  // by others of its job too
+  } else {
+    use->total = vgpu.record().memory_bytes;
+    use->used = vgpu.viewed().used_bytes;
+    use->free = use->total - use->used;
+  }
   return NVML_SUCCESS;
 }
 
-// This process, if it computes there; asking opens no session.
+// This process, if it computes there, or those that are looked at; asking opens no session.
 template <class Info, class Fill>
 nvmlReturn_t processes(nvmlDevice_t device, unsigned int* count, Info* infos, Fill fill) {
-  uint32_t index, place;
-  if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = peek(device, &vgpu); e != NVML_SUCCESS) return e;
   if (!count) return NVML_ERROR_INVALID_ARGUMENT;
-  const SessionInterface* session = place_of(index, &place) ? session_if_open() : nullptr;
+  std::vector<ViewedProcess> found;
+  if (vgpu.view)
+    found = vgpu.viewed().processes;
+  else if (vgpu.session && vgpu.session->in_use(vgpu.place))
+    found = {{static_cast<uint32_t>(getpid()), "", vgpu.session->used_memory(vgpu.place)}};
   const unsigned int room = *count;
-  *count = session && place < session->device_count() && session->in_use(place) ? 1 : 0;
-  if (*count == 0) return NVML_SUCCESS;
-  if (room == 0) return NVML_ERROR_INSUFFICIENT_SIZE;
+  *count = static_cast<unsigned int>(found.size());
+  if (found.empty()) return NVML_SUCCESS;
+  if (room < found.size()) return NVML_ERROR_INSUFFICIENT_SIZE;
   if (!infos) return NVML_ERROR_INVALID_ARGUMENT;
-  *infos = {};
-  infos->pid = static_cast<unsigned int>(getpid());
-  infos->usedGpuMemory = session->used_memory(place);
-  fill(infos);
+  for (const ViewedProcess& process : found) {
+    *infos = {};
+    infos->pid = process.pid;
+    infos->usedGpuMemory = process.used_bytes;
+    fill(infos++);
+  }
   return NVML_SUCCESS;
 }
 

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the node's NVML says of the GPU that a vGPU lies on: its utilization, temperature, power and
 // clocks are the whole GPU's, of all the sessions on it. A round trip each, but for what is less
-// than a tenth of a second old.
+// than a tenth of a second old; of a vGPU that is only looked at, what the view has.
 #include "client/nvml/session.h"
 
 using namespace sluice::nvml;
-using sluice::client::SessionInterface;
 using sluice::wire::Figure;
 using sluice::wire::GpuFigures;
 
 namespace {
 
 nvmlReturn_t figures_of(nvmlDevice_t device, GpuFigures* figures) {
-  uint32_t place;
-  const SessionInterface* session;
-  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
-  return session->figures(place, figures) ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
+  Vgpu vgpu;
+  if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
+  if (!vgpu.session) {
+    *figures = vgpu.viewed().figures;
+    return NVML_SUCCESS;
+  }
+  return vgpu.session->figures(vgpu.place, figures) ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
 }
 
 template <class T>

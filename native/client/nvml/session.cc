@@ -16,6 +16,8 @@ namespace sluice::nvml {
 namespace {
 
 std::atomic<uint32_t> g_starts{0};
+std::atomic<bool> g_looks{false};        // whatever is loaded
+std::atomic<bool> g_loaded_cuda{false};  // libcuda.so.1 is here since this library needed it
 std::atomic<const client::Config*> g_config{nullptr};  // read at the first start, and kept
 std::atomic<const client::SessionInterface*> g_interface{nullptr};
 
@@ -37,6 +39,7 @@ const client::SessionInterface* find_interface(bool load) {
     }
     library = dlopen(path.c_str(), RTLD_NOW);
     if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library) g_loaded_cuda = true;
   }
   // The reference is kept: the table lies in that library.
   void* entry = library ? dlsym(library, "sluice_nvml_session") : nullptr;
@@ -59,20 +62,56 @@ nvmlReturn_t of_cuda(CUresult e) {
   }
 }
 
-nvmlReturn_t open(const client::SessionInterface** session) {
-  *session = find_interface(true);
-  if (!*session) return NVML_ERROR_DRIVER_NOT_LOADED;
-  return (*session)->is_open() ? NVML_SUCCESS : of_cuda((*session)->open());
+bool is_loaded(const char* name) {
+  void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
+  if (library) dlclose(library);
+  return library != nullptr;
+}
+
+const client::SessionInterface* session_if_open() {
+  const client::SessionInterface* session = find_interface(false);
+  return session && session->is_open() ? session : nullptr;
+}
+
+// Whether the process only looks. One with CUDA in it will compute, and is shown its own vGPUs.
+bool only_looks() {
+  if (session_if_open()) return false;
+  if (g_looks) return true;
+  return (g_loaded_cuda || !is_loaded("libcuda.so.1")) && !is_loaded("libcudart.so.13") &&
+         !is_loaded("libcudart.so.12");
+}
+
+std::shared_ptr<const View> look() {
+  const client::SessionInterface* found = find_interface(true);
+  return found ? current_view(*found) : nullptr;
+}
+
+// The place of an index in the session; false for one that is hidden.
+bool place_of(uint32_t index, uint32_t* place) {
+  const auto& visible = g_config.load()->visible;
+  const auto at = std::find(visible.begin(), visible.end(), index);
+  *place = static_cast<uint32_t>(at - visible.begin());
+  return at != visible.end();
+}
+
+// Which place of the array the handle is, which any of them may have had.
+nvmlReturn_t index_of(nvmlDevice_t device, uint32_t* index) {
+  if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
+  const auto at = reinterpret_cast<uintptr_t>(device) - reinterpret_cast<uintptr_t>(g_handles);
+  if (at >= wire::kMaxDevices) return NVML_ERROR_INVALID_ARGUMENT;
+  *index = static_cast<uint32_t>(at);
+  return NVML_SUCCESS;
 }
 
 }  // namespace
 
-void start() {
+void start(bool looks) {
   if (!g_config.load()) {
     const client::Config* none = nullptr;
     auto* config = new client::Config(client::read_config());
     if (!g_config.compare_exchange_strong(none, config)) delete config;
   }
+  if (looks) g_looks = true;
   g_starts.fetch_add(1);
 }
 
@@ -87,33 +126,62 @@ nvmlReturn_t stop() {
 nvmlReturn_t enter() { return g_starts.load() ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED; }
 
 nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index) {
+  if (const nvmlReturn_t e = index_of(device, index); e != NVML_SUCCESS) return e;
+  return *index < device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t peek(Vgpus* vgpus) {
   if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
-  const auto at = reinterpret_cast<uintptr_t>(device) - reinterpret_cast<uintptr_t>(g_handles);
-  if (at >= device_count()) return NVML_ERROR_INVALID_ARGUMENT;
-  *index = static_cast<uint32_t>(at);
+  vgpus->session = session_if_open();
+  if (!vgpus->session && only_looks()) vgpus->view = look();
   return NVML_SUCCESS;
 }
 
-nvmlReturn_t enter(const client::SessionInterface** session) {
-  const nvmlReturn_t e = enter();
-  return e == NVML_SUCCESS ? open(session) : e;
+nvmlReturn_t enter(Vgpus* vgpus) {
+  if (const nvmlReturn_t e = peek(vgpus); e != NVML_SUCCESS) return e;
+  if (vgpus->session || vgpus->view) return NVML_SUCCESS;
+  if (only_looks()) return NVML_ERROR_DRIVER_NOT_LOADED;  // the log says why
+  vgpus->session = find_interface(true);
+  if (!vgpus->session) return NVML_ERROR_DRIVER_NOT_LOADED;
+  return vgpus->session->is_open() ? NVML_SUCCESS : of_cuda(vgpus->session->open());
 }
 
-nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::SessionInterface** session) {
+nvmlReturn_t peek(nvmlDevice_t device, Vgpu* vgpu) {
   uint32_t index;
-  if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
-  if (!place_of(index, place)) return NVML_ERROR_NO_PERMISSION;
-  if (const nvmlReturn_t e = open(session); e != NVML_SUCCESS) return e;
-  // The session may have fewer than were asked for.
-  return *place < (*session)->device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+  if (const nvmlReturn_t e = index_of(device, &index); e != NVML_SUCCESS) return e;
+  if (const nvmlReturn_t e = peek(vgpu); e != NVML_SUCCESS) return e;
+  vgpu->place = index;
+  if (vgpu->view) return index < vgpu->count() ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
+  if (index >= device_count()) return NVML_ERROR_INVALID_ARGUMENT;
+  if (!place_of(index, &vgpu->place) ||
+      (vgpu->session && vgpu->place >= vgpu->session->device_count()))
+    vgpu->session = nullptr;  // it has none such
+  return NVML_SUCCESS;
 }
 
-nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record) {
-  uint32_t place;
-  const client::SessionInterface* session;
-  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
-  *record = session->device(place);
-  return NVML_SUCCESS;
+nvmlReturn_t enter(nvmlDevice_t device, Vgpu* vgpu) {
+  if (const nvmlReturn_t e = peek(device, vgpu); e != NVML_SUCCESS) return e;
+  if (vgpu->view) return NVML_SUCCESS;
+  uint32_t index = 0;
+  if (const nvmlReturn_t e = index_of(device, &index); e != NVML_SUCCESS) return e;
+  if (!only_looks() && !place_of(index, &vgpu->place)) return NVML_ERROR_NO_PERMISSION;
+  const uint32_t place = vgpu->place;
+  if (const nvmlReturn_t e = enter(static_cast<Vgpus*>(vgpu)); e != NVML_SUCCESS) return e;
+  // The session may have fewer than were asked for.
+  return place < vgpu->count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+uint32_t Vgpus::count() const {
+  return session ? session->device_count() : view ? static_cast<uint32_t>(view->vgpus.size()) : 0;
+}
+
+const wire::DeviceRecord& Vgpus::record(uint32_t place) const {
+  return session ? *session->device(place) : view->vgpus[place].record;
+}
+
+nvmlDevice_t Vgpus::handle(uint32_t place) const {
+  const auto& visible = g_config.load()->visible;
+  return handle_of(session && place < visible.size() ? visible[place] : place);
 }
 
 nvmlReturn_t unsupported() {
@@ -121,33 +189,19 @@ nvmlReturn_t unsupported() {
   return e == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : e;
 }
 
-const client::SessionInterface* session_if_open() {
-  const client::SessionInterface* session = find_interface(false);
-  return session && session->is_open() ? session : nullptr;
-}
-
 uint32_t device_count() {
   const client::Config* config = g_config.load();
   if (!config) return 0;
+  if (only_looks())
+    if (const std::shared_ptr<const View> view = look())
+      return static_cast<uint32_t>(view->vgpus.size());
   // Where some are hidden, the session has fewer than there are to count.
   const bool all = config->visible.size() == config->vgpu_count;
   const client::SessionInterface* session = all ? session_if_open() : nullptr;
   return std::min(session ? session->device_count() : config->vgpu_count, wire::kMaxDevices);
 }
 
-bool place_of(uint32_t index, uint32_t* place) {
-  const auto& visible = g_config.load()->visible;
-  const auto at = std::find(visible.begin(), visible.end(), index);
-  *place = static_cast<uint32_t>(at - visible.begin());
-  return at != visible.end();
-}
-
 nvmlDevice_t handle_of(uint32_t index) { return reinterpret_cast<nvmlDevice_t>(&g_handles[index]); }
-
-nvmlDevice_t handle_at(uint32_t place) {
-  const auto& visible = g_config.load()->visible;
-  return handle_of(place < visible.size() ? visible[place] : place);
-}
 
 nvmlReturn_t put_text(const char* text, char* to, unsigned int room) {
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;

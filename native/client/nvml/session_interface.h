@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libnvidia-ml.so.1 asks libcuda.so.1, which has the session. libcuda.so.1 exports one
 // function of Sluice's own for it, sluice_nvml_session; both libraries come from one build.
-// Only figures() waits for the worker. A record lives as long as the process.
+// Only figures() waits for the worker, and view() for the server. A record lives as long as the
+// process.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,10 @@ struct SessionInterface {
   bool (*figures)(uint32_t index, wire::GpuFigures* figures);
   // Of the vGPU's memory, what this process has: others of its job may have the rest.
   uint64_t (*used_memory)(uint32_t index);
+  // Without a session, and opening none: what a process that only looks is shown, as JSON, given to
+  // `take`. False: `why` says why there is nothing to show. It waits for the server.
+  bool (*view)(void (*take)(void* to, const char* text, size_t bytes), void* to, char* why,
+               size_t room);
 };
 
 }  // namespace sluice::client

@@ -3,15 +3,17 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 
+#include "client/core/log.h"
 #include "client/nvml/session.h"
 #include "pci_address.h"
 
 using namespace sluice::nvml;
-using sluice::client::SessionInterface;
 using sluice::wire::DeviceRecord;
 
 namespace {
@@ -27,12 +29,12 @@ nvmlReturn_t by_index(unsigned int index, nvmlDevice_t* device) {
 
 template <class Match>
 nvmlReturn_t find(nvmlDevice_t* device, Match match) {
-  const SessionInterface* session;
-  if (const nvmlReturn_t e = enter(&session); e != NVML_SUCCESS) return e;
+  Vgpus all;
+  if (const nvmlReturn_t e = enter(&all); e != NVML_SUCCESS) return e;
   if (!device) return NVML_ERROR_INVALID_ARGUMENT;
-  for (uint32_t i = 0; i < session->device_count(); ++i) {
-    if (!match(*session->device(i))) continue;
-    *device = handle_at(i);
+  for (uint32_t i = 0; i < all.count(); ++i) {
+    if (!match(all.record(i))) continue;
+    *device = all.handle(i);
     return NVML_SUCCESS;
   }
   return NVML_ERROR_NOT_FOUND;
@@ -54,11 +56,43 @@ nvmlReturn_t count(unsigned int* to) {
 }
 
 nvmlReturn_t cuda_version(int* to) {
-  if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
+  Vgpus all;
+  if (const nvmlReturn_t e = peek(&all); e != NVML_SUCCESS) return e;
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;
-  const SessionInterface* session = session_if_open();
-  *to = session ? static_cast<int>(session->cuda_version()) : kCudaVersion;
+  *to = kCudaVersion;
+  if (all.session)
+    *to = static_cast<int>(all.session->cuda_version());
+  else if (all.count() && all.view->vgpus[0].cuda_version)
+    *to = std::min(static_cast<int>(all.view->vgpus[0].cuda_version), kCudaVersion);
   return NVML_SUCCESS;
+}
+
+std::string driver_name(const Vgpus& all) {
+  if (all.session) return all.session->driver_name();
+  return all.count() ? all.view->vgpus[0].driver_name : "";
+}
+
+// Of a process that another container or user of this machine has: what its session said.
+std::string viewed_name(unsigned int pid) {
+  Vgpus all;
+  if (peek(&all) != NVML_SUCCESS || !all.view) return "";
+  for (const ViewedVgpu& vgpu : all.view->vgpus)
+    for (const ViewedProcess& process : vgpu.processes)
+      if (process.pid == pid) return process.name;
+  return "";
+}
+
+// NVIDIA's own nvidia-smi asks for private tables before anything else, and says only that it has
+// failed; so its user is told as soon as it loads this library.
+[[gnu::constructor]] void name_our_own() {
+  char path[4096];
+  const ssize_t bytes = readlink("/proc/self/exe", path, sizeof path);
+  const std::string_view program(path, bytes > 0 ? static_cast<size_t>(bytes) : 0);
+  if (program.substr(program.rfind('/') + 1) != "nvidia-smi") return;
+  sluice::client::log_line(
+      sluice::client::LogLevel::kError,
+      "NVIDIA's nvidia-smi asks for private tables, which Sluice does not answer: use that of "
+      "Sluice, /opt/sluice/bin/nvidia-smi or `sluice smi`");
 }
 
 }  // namespace
@@ -66,29 +100,32 @@ nvmlReturn_t cuda_version(int* to) {
 extern "C" {
 
 nvmlReturn_t nvmlInit_v2(void) {
-  start();
+  start(false);
   return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }
 
-nvmlReturn_t nvmlInitWithFlags(unsigned int) { return nvmlInit_v2(); }
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
+  start(flags & NVML_INIT_FLAG_NO_ATTACH);
+  return NVML_SUCCESS;
+}
 
 nvmlReturn_t nvmlShutdown(void) { return stop(); }
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned int length) {
-  const SessionInterface* session;
-  if (const nvmlReturn_t e = enter(&session); e != NVML_SUCCESS) return e;
-  const char* name = session->driver_name();
-  return *name ? put_text(name, version, length) : NVML_ERROR_NOT_SUPPORTED;
+  Vgpus all;
+  if (const nvmlReturn_t e = enter(&all); e != NVML_SUCCESS) return e;
+  const std::string name = driver_name(all);
+  return name.empty() ? NVML_ERROR_NOT_SUPPORTED : put_text(name.c_str(), version, length);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char* version, unsigned int length) {
-  if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
+  Vgpus all;
+  if (const nvmlReturn_t e = peek(&all); e != NVML_SUCCESS) return e;
   // NVIDIA's: of the interface, then of the driver that it came with.
-  const SessionInterface* session = session_if_open();
   std::string text = std::to_string(NVML_API_VERSION);
-  if (session && *session->driver_name()) text += std::string(".") + session->driver_name();
+  if (const std::string driver = driver_name(all); !driver.empty()) text += "." + driver;
   return put_text(text.c_str(), version, length);
 }
 
@@ -102,7 +139,12 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char* name, unsigned int
   char text[4096];
   const ssize_t bytes =
       readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), text, sizeof text - 1);
-  if (bytes < 0) return NVML_ERROR_NOT_FOUND;
+  if (bytes < 0) {
+    const std::string known = viewed_name(pid);
+    if (known.empty()) return NVML_ERROR_NOT_FOUND;
+    std::snprintf(name, length, "%s", known.c_str());
+    return NVML_SUCCESS;
+  }
   text[bytes] = 0;
   std::snprintf(name, length, "%s", text);
   return NVML_SUCCESS;

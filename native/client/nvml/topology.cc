@@ -10,7 +10,7 @@ using sluice::wire::DeviceRecord;
 
 namespace {
 
-nvmlReturn_t both(nvmlDevice_t a, nvmlDevice_t b, const DeviceRecord** x, const DeviceRecord** y) {
+nvmlReturn_t both(nvmlDevice_t a, nvmlDevice_t b, Vgpu* x, Vgpu* y) {
   const nvmlReturn_t e = enter(a, x);
   return e == NVML_SUCCESS ? enter(b, y) : e;
 }
@@ -25,35 +25,32 @@ extern "C" {
 
 nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b,
                                                  nvmlGpuTopologyLevel_t* level) {
-  const DeviceRecord *x, *y;
+  Vgpu x, y;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
   if (!level) return NVML_ERROR_INVALID_ARGUMENT;
-  *level = one_card(*x, *y) ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
+  *level = one_card(x.record(), y.record()) ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
   return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t a, nvmlDevice_t b, int* same) {
-  const DeviceRecord *x, *y;
+  Vgpu x, y;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
   if (!same) return NVML_ERROR_INVALID_ARGUMENT;
-  *same = one_card(*x, *y);
+  *same = one_card(x.record(), y.record());
   return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t which,
                                     nvmlGpuP2PStatus_t* status) {
-  const DeviceRecord *x, *y;
-  uint32_t place;
-  const sluice::client::SessionInterface* session;
+  Vgpu x, y;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
-  if (const nvmlReturn_t e = enter(b, &place, &session); e != NVML_SUCCESS) return e;
   if (!status || which < NVML_P2P_CAPS_INDEX_READ || which >= NVML_P2P_CAPS_INDEX_UNKNOWN)
     return NVML_ERROR_INVALID_ARGUMENT;
   // As cuDeviceCanAccessPeer says; by which link is the node's affair.
   const uint64_t peers = which == NVML_P2P_CAPS_INDEX_NVLINK    ? 0
-                         : which == NVML_P2P_CAPS_INDEX_ATOMICS ? x->peer_atomics
-                                                                : x->peers;
-  *status = a == b || peers >> place & 1 ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+                         : which == NVML_P2P_CAPS_INDEX_ATOMICS ? x.record().peer_atomics
+                                                                : x.record().peers;
+  *status = a == b || peers >> y.place & 1 ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
   return NVML_SUCCESS;
 }
 
