@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from sluice.guest_runtime.cdi_specification import CONTAINER_JOB
 from sluice.kubernetes.allocations import AllocationError, Allocations, device_names
 from sluice.kubernetes.cdi_files import CdiFiles
 from sluice.kubernetes.cluster import Cluster, ClusterError
@@ -143,7 +142,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
             answer.cdi_devices.add(name=self._parts.files.name_of(uid))
             return answer
         folder = self._parts.server.folder_of(uid)
-        mounts, variables = self._parts.files.edits(uid, folder, CONTAINER_JOB, count)
+        mounts, variables = self._parts.files.edits(uid, folder, job_of(uid), count)
         for mount in mounts:
             answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
         answer.envs.update(variables)
@@ -189,7 +188,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
             container=want.name,
         )
         if self._node.cdi:
-            self._parts.files.put(uid, prepared.folder, CONTAINER_JOB, want.count)
+            self._parts.files.put(uid, prepared.folder, job_of(uid), want.count)
         log.info("container %s of pod %s/%s: %s", want.name, pod.namespace, pod.name, label)
 
     async def _holder(self, devices: frozenset[str]) -> Holder:
@@ -292,6 +291,11 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
 def options() -> deviceplugin.DevicePluginOptions:
     """What the kubelet has to know of the plugin."""
     return deviceplugin.DevicePluginOptions(pre_start_required=True)
+
+
+def job_of(uid: str) -> str:
+    """The token by which the processes of a container share its vGPUs: its allocation's own."""
+    return uid.replace("-", "")
 
 
 def listed(devices: Devices, held: Iterable[str]) -> list[tuple[str, bool]]:

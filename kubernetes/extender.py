@@ -26,6 +26,7 @@ from sluice.kubernetes.extender_arguments import (
     read_binding,
     read_nodes,
     read_pod_object,
+    said,
     scored,
 )
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
@@ -66,21 +67,10 @@ class Extender:
             found_pod = read_pod_object(arguments)
             pod = read_pod(found_pod)
         except (ArgumentsError, PodRequestError) as error:
-            return filter_error(f"sluice: {error}")
+            return filter_error(str(error))
         if not self._pool_room.is_known:
-            return filter_error(f"sluice: {UNKNOWN}")
-        room = self._pool_room.room
-        if room.reach_all:  # each node has the same
-            found = room.fits("", pod)
-            failed = dict.fromkeys(nodes, f"sluice: {found}") if isinstance(found, str) else {}
-            fitting = [] if failed else nodes
-        else:
-            fitting, failed = [], {}
-            for node in nodes:
-                if isinstance(found := room.fits(node, pod), str):
-                    failed[node] = f"sluice: {found}"
-                else:
-                    fitting.append(node)
+            return filter_error(UNKNOWN)
+        fitting, failed = self._pool_room.room.rooms(nodes, pod)
         if fitting:
             self.waiting.pop(pod.uid, None)
         elif failed and pod.containers:
@@ -104,14 +94,14 @@ class Extender:
         try:
             wanted = read_binding(arguments)
         except ArgumentsError as error:
-            return {"Error": f"sluice: {error}"}
+            return {"Error": said(str(error))}
         lock = self._binding.setdefault(wanted.uid, asyncio.Lock())
         try:
             async with lock:
                 await self._bind(wanted)
         except (PodRequestError, PoolError, ClusterError) as error:
             log.info("pod %s/%s: not bound: %s", wanted.namespace, wanted.name, error)
-            return {"Error": f"sluice: {error}"}
+            return {"Error": said(str(error))}
         finally:
             self._binding.pop(wanted.uid, None)
         self.waiting.pop(wanted.uid, None)

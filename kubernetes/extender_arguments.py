@@ -69,14 +69,19 @@ def filtered(fitting: list[str], failed: Mapping[str, str]) -> dict[str, Any]:
     return {
         "NodeNames": fitting,
         "FailedNodes": {},
-        "FailedAndUnresolvableNodes": dict(failed),
+        "FailedAndUnresolvableNodes": {node: said(why) for node, why in failed.items()},
         "Error": "",
     }
 
 
+def said(text: str) -> str:
+    """A reason as an event shows it: the scheduler takes it for a format of its own."""
+    return "sluice: " + text.replace(" %", " percent").replace("%", "")
+
+
 def filter_error(text: str) -> dict[str, Any]:
     """An ExtenderFilterResult of a filter that could not be."""
-    return {"NodeNames": None, "FailedNodes": {}, "Error": text}
+    return {"NodeNames": None, "FailedNodes": {}, "Error": said(text)}
 
 
 def scored(scores: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -153,6 +153,34 @@ class Room:
             _book_within(by_key, chosen[0], 1)
         return found
 
+    def rooms(self, nodes: Iterable[str], pod: PodWant) -> tuple[list[str], dict[str, str]]:
+        """Which nodes of the cluster have room for a pod, and why the others have none.
+
+        As `fits` says it of each; asked of every node of a cluster for every pod.
+        """
+        if self.reach_all:  # each node has the same
+            named = list(nodes)
+            if isinstance(found := self.fits("", pod), str):
+                return [], dict.fromkeys(named, found)
+            return named, {}
+        fitting: list[str] = []
+        failed: dict[str, str] = {}
+        single = _single(pod, self.parts)
+        for node in nodes:
+            if single is not None and any(
+                share.is_usable
+                and share.vgpus > 0
+                and (single.memory_mib or share.default_mib) <= share.memory_mib
+                and (single.compute_percent or share.default_percent) <= share.compute_percent
+                for share in self._by_node.get(node, ())
+            ):
+                fitting.append(node)
+            elif isinstance(found := self.fits(node, pod), str):
+                failed[node] = found
+            else:
+                fitting.append(node)
+        return fitting, failed
+
     def fullness(self, node: str) -> float:
         """How much of a node's vGPUs is taken, 0 to 1: the fullest is filled first."""
         shares = self._reached(node)
@@ -207,6 +235,13 @@ class Room:
             if len(part.places) != want.count:
                 return False
         return True
+
+
+def _single(pod: PodWant, parts: Mapping[str, Part]) -> ContainerWant | None:
+    """The one vGPU that a pod asks for and has nothing of yet, as nearly every pod."""
+    if len(pod.containers) != 1 or pod.containers[0].count != 1:
+        return None
+    return None if any(label in parts for label in pod.labels()) else pod.containers[0]
 
 
 def part_of(reservation: Mapping[str, Any]) -> Part:

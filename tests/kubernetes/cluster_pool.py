@@ -81,7 +81,7 @@ class ClusterPool:
         ):
             token = self.rig.kubectl("-n", place, "create", "token", account).strip()
             self.rig.write_kubeconfig(self.folder / f"{name}.kubeconfig", token)
-            self._configure(name)
+            self.configure(name)
             self.start_part(name)
         self.wait_for_slices()
 
@@ -108,13 +108,13 @@ class ClusterPool:
         events = self.rig.kubectl("get", "events", "--sort-by=.lastTimestamp")
         logs = "".join(
             f"\n--- {name}\n" + (self.folder / f"{name}.out").read_text()[-3000:]
-            for name in ("node", "controller-part", "server")
+            for name in ("node", "controller-part", "device-plugin", "extender", "server")
             if (self.folder / f"{name}.out").exists()
         )
         return f"{listed}\n{events[-3000:]}\n{json.dumps(self.plane.grants())[:2000]}{logs}"
 
     def start_part(self, name: str) -> None:
-        """`node` or `controller`."""
+        """A part of `sluice-kubernetes`."""
         out = self.folder / ("controller-part.out" if name == "controller" else f"{name}.out")
         configuration = self.folder / f"{name}-part.conf"
         with out.open("ab") as file:
@@ -138,7 +138,8 @@ class ClusterPool:
         path.write_text(answer.json()["secret"])
         path.chmod(0o600)
 
-    def _configure(self, name: str) -> None:
+    def configure(self, name: str) -> None:
+        """A part's kubernetes.conf."""
         (self.folder / f"{name}-part.conf").write_text(
             f"""[log]
 log_dir = {self.folder}/log

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of a cluster without DRA ask by extended resources, and compute on what the pool gives."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+from control_plane import wait_for
+
+from tests.kubernetes.cluster_pool import (
+    COMPUTE_PERCENT,
+    CUDA_IMAGE,
+    MEMORY_MIB,
+    ClusterPool,
+    container,
+    pod,
+)
+from tests.kubernetes.extended_pool import VGPU, ExtendedPool, asking, log_of
+
+pytestmark = pytest.mark.kubernetes
+
+HOLDS = ("/bin/hold_vgpu", "600")
+
+
+@pytest.fixture(scope="module")
+def extended(cluster: ClusterPool) -> Iterator[ExtendedPool]:
+    """The cluster without DRA."""
+    pool = ExtendedPool(cluster)
+    try:
+        pool.begin()
+        yield pool
+    finally:
+        pool.end()
+
+
+def last_vgpu(cluster: ClusterPool) -> tuple[int, int, str]:
+    """Size and project of what was granted last."""
+    [grant] = cluster.plane.rest.get("/grants", params={"state": "ended"}).json()["grants"][-1:]
+    [vgpu] = grant["vgpus"]
+    return vgpu["memory_mib"], vgpu["compute_percent"], grant["project"]
+
+
+def test_a_pod_with_a_size_computes(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    cluster.apply(pod("adds", asking("cuda", "/bin/vector_add", count=1, memory=500, compute=10)))
+    assert "wrong 0" in cluster.finished("adds")
+    assert last_vgpu(cluster) == (500, 10, "kubernetes.default")
+
+
+def test_what_is_not_named_is_the_reservations_own(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(pod("plain", asking("cuda", "/bin/vector_add", count=1)))
+    assert "wrong 0" in cluster.finished("plain")
+    assert last_vgpu(cluster)[:2] == (MEMORY_MIB, COMPUTE_PERCENT)
+
+
+def test_a_size_alone_is_one_vgpu(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    cluster.apply(pod("size", asking("cuda", "/bin/vector_add", memory=300)))
+    made = cluster.rig.get("pod", "size")["spec"]["containers"][0]["resources"]
+    assert made["limits"][VGPU] == made["requests"][VGPU] == "1"
+    assert "wrong 0" in cluster.finished("size")
+    assert last_vgpu(cluster)[0] == 300
+
+
+def test_a_pod_without_room_is_pending_with_the_reason(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(pod("first", asking("cuda", *HOLDS, count=1, memory=2000)))
+    cluster.wait_for_phase("first", "Running")
+    cluster.apply(pod("second", asking("cuda", "/bin/vector_add", count=1, memory=2000)))
+    wait_for(lambda: extended.why_not_scheduled("second"), 60, cluster.state)
+    said = extended.why_not_scheduled("second")
+    assert "container cuda wants 1 vGPU(s) of 2000 MiB and 20 percent" in said
+    assert "at most 1600 MiB, 60 percent and 3 vGPU(s) of a GPU are free" in said
+    assert cluster.phase("second") == "Pending"
+    cluster.rig.kubectl("delete", "pod", "first")
+    assert "wrong 0" in cluster.finished("second")
+
+
+def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    cluster.apply(
+        pod(
+            "two",
+            asking("one", *HOLDS, count=1, memory=400),
+            asking("other", *HOLDS, count=1, memory=700),
+            container("none", *HOLDS, claim=""),
+        )
+    )
+    wait_for(lambda: len(cluster.plane.grants()) == 2, 120, cluster.state)
+    sizes = {each["vgpus"][0]["memory_mib"] for each in cluster.plane.grants()}
+    assert sizes == {400, 700}
+    uid = cluster.rig.get("pod", "two")["metadata"]["uid"]
+    assert {each["container"]["pod"] for each in cluster.plane.sessions()} == {uid}
+    assert len(cluster.parts_of_reservation()) == 2
+
+
+def test_without_cdi_mounts_and_variables_do(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    extended.restart("device-plugin", cdi=False)
+    try:
+        cluster.apply(pod("mounts", asking("cuda", "/bin/vector_add", count=1, memory=500)))
+        assert "wrong 0" in cluster.finished("mounts")
+        assert not list(cluster.rig.cdi.glob("sluice-claim-*"))
+    finally:
+        extended.restart("device-plugin")
+
+
+def test_a_kubelet_that_restarts_has_the_devices_again(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(pod("holds", asking("cuda", *HOLDS, count=1, memory=500)))
+    wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
+    held = cluster.plane.session_worker_pids()
+    said = "the kubelet has registered sluice.io/vgpu"
+    before = log_of(cluster, "device-plugin").count(said)
+    cluster.rig.end("kubelet", signal.SIGKILL)
+    wait_for(lambda: log_of(cluster, "device-plugin").count(said) > before, 60, cluster.state)
+    extended.wait_for("device-plugin")
+    cluster.apply(pod("later", asking("cuda", "/bin/vector_add", count=1, memory=500)))
+    assert "wrong 0" in cluster.finished("later")
+    assert cluster.plane.session_worker_pids() == held
+
+
+def test_another_pods_process_is_not_let_in(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    cluster.apply(pod("mine", asking("cuda", *HOLDS, count=1, memory=500)))
+    wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
+    [folder] = (cluster.folder / "run" / "claims").iterdir()
+    volumes = [
+        {"name": "stolen", "hostPath": {"path": str(folder / "socket")}},
+        {"name": "bundle", "hostPath": {"path": str(cluster.bundle)}},
+    ]
+    thief = container(
+        "cuda",
+        "/bin/vector_add",
+        claim="",
+        env=[
+            {"name": "LD_AUDIT", "value": "/opt/sluice/lib/libsluice-audit.so"},
+            {"name": "SLUICE_CHANNEL", "value": "shm"},
+        ],
+        volumeMounts=[
+            {"name": "stolen", "mountPath": "/run/sluice"},
+            {"name": "bundle", "mountPath": "/opt/sluice"},
+        ],
+    )
+    cluster.apply(pod("thief", thief, volumes=volumes))
+    assert cluster.wait_for_phase("thief", "Succeeded", "Failed") == "Failed"
+    assert "this process is in no container of pod default/mine" in cluster.rig.kubectl(
+        "logs", "thief"
+    )
+
+
+def test_other_systems_words_are_read_where_they_are_to_be(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    extended.restart("extender", spellings="hami, orionx")
+    extended.put_webhook("nvidia.com/gpu", "virtaitech.com/gpu")
+    try:
+        theirs = {
+            "nvidia.com/gpu": "1",
+            "nvidia.com/gpumem": "600",
+            "nvidia.com/gpucores": "15",
+        }
+        hami = {
+            "name": "cuda",
+            "image": CUDA_IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["/bin/vector_add"],
+            "resources": {"limits": theirs},
+        }
+
+        def is_ours() -> bool:
+            words = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+            made = cluster.rig.kubectl(*words, stdin=json.dumps(pod("tried", hami)))
+            return VGPU in json.loads(made)["spec"]["containers"][0]["resources"]["limits"]
+
+        wait_for(is_ours, 60, cluster.state)
+        cluster.apply(pod("hami", hami))
+        assert "wrong 0" in cluster.finished("hami")
+        assert last_vgpu(cluster)[:2] == (600, 15)
+    finally:
+        extended.restart("extender")
+        extended.put_webhook()
+
+
+def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.stop_part("extender", signal.SIGKILL)
+    try:
+        cluster.apply(pod("plain", container("c", "/bin/true", claim="")))
+        cluster.wait_for_phase("plain", "Succeeded")
+        wanted = json.dumps(pod("wants", asking("cuda", "/bin/vector_add", count=1)))
+        assert not cluster.rig.try_kubectl("apply", "-f", "-", stdin=wanted)
+    finally:
+        cluster.start_part("extender")
+        extended.wait_for("extender")
+    cluster.rig.kubectl("apply", "-f", "-", stdin=wanted)
+    assert "wrong 0" in cluster.finished("wants")
