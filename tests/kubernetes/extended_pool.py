@@ -24,6 +24,8 @@ from tests.rigs.kubernetes.rig import CHECKOUT, NODE
 
 MANIFESTS = CHECKOUT / "kubernetes" / "manifests"
 VGPU, MEMORY, COMPUTE = "sluice.io/vgpu", "sluice.io/vgpu-memory-mib", "sluice.io/vgpu-compute"
+#: The systems whose words are read, and how their resources begin.
+SPELLINGS, SPELT = "hami, orionx", ("nvidia.com/gpu", "virtaitech.com/gpu")
 PARTS = {"device-plugin": "sluice-node", "extender": "sluice"}
 
 
@@ -70,12 +72,12 @@ class ExtendedPool:
             self.cluster.start_part(part)
         self.cluster.wait_for_slices()
 
-    def configure(self, part: str, *, cdi: bool = True, spellings: str = "") -> None:
+    def configure(self, part: str, *, cdi: bool = True) -> None:
         """The part's kubernetes.conf."""
         self.cluster.configure(part)
         path = self.cluster.folder / f"{part}-part.conf"
         text = path.read_text().replace("[node]\n", f"[node]\nnode_name = {NODE}\ncdi = {cdi}\n")
-        text = text.replace("[kubernetes]\n", f"[kubernetes]\nspellings = {spellings}\n")
+        text = text.replace("[kubernetes]\n", f"[kubernetes]\nspellings = {SPELLINGS}\n")
         path.write_text(
             f"{text}[extender]\nbind_addr = 127.0.0.1\nport = {self.port}\n"
             f"cert_file = {self._tls}/tls.crt\nkey_file = {self._tls}/tls.key\n"
@@ -108,8 +110,8 @@ class ExtendedPool:
         whole: dict[str, Any] = found
         return whole
 
-    def put_webhook(self, *more: str) -> None:
-        """As kubernetes/manifests/webhook.yaml has it, for resources that begin so besides."""
+    def put_webhook(self) -> None:
+        """As kubernetes/manifests/webhook.yaml has it, for the other systems' words as well."""
         ca = base64.b64encode((self._tls / "tls.crt").read_bytes()).decode()
         found = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text().replace("@CA_BUNDLE@", ca))
         [webhook] = found["webhooks"]
@@ -118,7 +120,7 @@ class ExtendedPool:
         [condition] = webhook["matchConditions"]
         ours = 'name.startsWith("sluice.io/vgpu")'
         assert ours in condition["expression"]
-        every = " || ".join([ours, *(f'name.startsWith("{name}")' for name in more)])
+        every = " || ".join([ours, *(f'name.startsWith("{name}")' for name in SPELT)])
         condition["expression"] = condition["expression"].replace(ours, every)
         self.rig.kubectl("apply", "-f", "-", stdin=json.dumps(found))
 

@@ -12,17 +12,16 @@ from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
-    CUDA_IMAGE,
     MEMORY_MIB,
     ClusterPool,
     container,
     pod,
 )
 from tests.kubernetes.extended_pool import VGPU, ExtendedPool, asking, log_of
+from tests.kubernetes.work import HOLDS, PODS, WORKS, held_sessions, served_job, still_works
+from tests.rigs.kubernetes.rig import RigError
 
 pytestmark = pytest.mark.kubernetes
-
-HOLDS = ("/bin/hold_vgpu", "600")
 
 
 @pytest.fixture(scope="module")
@@ -36,33 +35,33 @@ def extended(cluster: ClusterPool) -> Iterator[ExtendedPool]:
         pool.end()
 
 
-def last_vgpu(cluster: ClusterPool) -> tuple[int, int, str]:
-    """Size and project of what was granted last."""
-    [grant] = cluster.plane.rest.get("/grants", params={"state": "ended"}).json()["grants"][-1:]
-    [vgpu] = grant["vgpus"]
-    return vgpu["memory_mib"], vgpu["compute_percent"], grant["project"]
+def granted(cluster: ClusterPool, last: int) -> set[tuple[int, int, str]]:
+    """Sizes and projects of what was granted last."""
+    grants = cluster.plane.rest.get("/grants", params={"state": "ended"}).json()["grants"][-last:]
+    return {
+        (vgpu["memory_mib"], vgpu["compute_percent"], grant["project"])
+        for grant in grants
+        for vgpu in grant["vgpus"]
+    }
 
 
-def test_a_pod_with_a_size_computes(cluster: ClusterPool, extended: ExtendedPool) -> None:
-    cluster.apply(pod("adds", asking("cuda", "/bin/vector_add", count=1, memory=500, compute=10)))
-    assert "wrong 0" in cluster.finished("adds")
-    assert last_vgpu(cluster) == (500, 10, "kubernetes.default")
-
-
-def test_what_is_not_named_is_the_reservations_own(
+def test_pods_get_what_they_name_and_else_the_reservations_own(
     cluster: ClusterPool, extended: ExtendedPool
 ) -> None:
-    cluster.apply(pod("plain", asking("cuda", "/bin/vector_add", count=1)))
-    assert "wrong 0" in cluster.finished("plain")
-    assert last_vgpu(cluster)[:2] == (MEMORY_MIB, COMPUTE_PERCENT)
-
-
-def test_a_size_alone_is_one_vgpu(cluster: ClusterPool, extended: ExtendedPool) -> None:
-    cluster.apply(pod("size", asking("cuda", "/bin/vector_add", memory=300)))
+    cluster.apply(
+        pod("both", asking("cuda", "/bin/vector_add", count=1, memory=500, compute=10)),
+        pod("plain", asking("cuda", "/bin/vector_add", count=1)),
+        pod("size", asking("cuda", "/bin/vector_add", memory=300)),  # which the webhook makes one
+    )
     made = cluster.rig.get("pod", "size")["spec"]["containers"][0]["resources"]
     assert made["limits"][VGPU] == made["requests"][VGPU] == "1"
-    assert "wrong 0" in cluster.finished("size")
-    assert last_vgpu(cluster)[0] == 300
+    for name in ("both", "plain", "size"):
+        assert "wrong 0" in cluster.finished(name)
+    assert granted(cluster, 3) == {
+        (500, 10, "kubernetes.default"),
+        (MEMORY_MIB, COMPUTE_PERCENT, "kubernetes.default"),
+        (300, COMPUTE_PERCENT, "kubernetes.default"),
+    }
 
 
 def test_a_pod_without_room_is_pending_with_the_reason(
@@ -97,32 +96,6 @@ def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: Ex
     assert len(cluster.parts_of_reservation()) == 2
 
 
-def test_without_cdi_mounts_and_variables_do(cluster: ClusterPool, extended: ExtendedPool) -> None:
-    extended.restart("device-plugin", cdi=False)
-    try:
-        cluster.apply(pod("mounts", asking("cuda", "/bin/vector_add", count=1, memory=500)))
-        assert "wrong 0" in cluster.finished("mounts")
-        assert not list(cluster.rig.cdi.glob("sluice-claim-*"))
-    finally:
-        extended.restart("device-plugin")
-
-
-def test_a_kubelet_that_restarts_has_the_devices_again(
-    cluster: ClusterPool, extended: ExtendedPool
-) -> None:
-    cluster.apply(pod("holds", asking("cuda", *HOLDS, count=1, memory=500)))
-    wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
-    held = cluster.plane.session_worker_pids()
-    said = "the kubelet has registered sluice.io/vgpu"
-    before = log_of(cluster, "device-plugin").count(said)
-    cluster.rig.end("kubelet", signal.SIGKILL)
-    wait_for(lambda: log_of(cluster, "device-plugin").count(said) > before, 60, cluster.state)
-    extended.wait_for("device-plugin")
-    cluster.apply(pod("later", asking("cuda", "/bin/vector_add", count=1, memory=500)))
-    assert "wrong 0" in cluster.finished("later")
-    assert cluster.plane.session_worker_pids() == held
-
-
 def test_another_pods_process_is_not_let_in(cluster: ClusterPool, extended: ExtendedPool) -> None:
     cluster.apply(pod("mine", asking("cuda", *HOLDS, count=1, memory=500)))
     wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
@@ -154,34 +127,62 @@ def test_another_pods_process_is_not_let_in(cluster: ClusterPool, extended: Exte
 def test_other_systems_words_are_read_where_they_are_to_be(
     cluster: ClusterPool, extended: ExtendedPool
 ) -> None:
-    extended.restart("extender", spellings="hami, orionx")
-    extended.put_webhook("nvidia.com/gpu", "virtaitech.com/gpu")
-    try:
-        theirs = {
-            "nvidia.com/gpu": "1",
-            "nvidia.com/gpumem": "600",
-            "nvidia.com/gpucores": "15",
-        }
-        hami = {
-            "name": "cuda",
-            "image": CUDA_IMAGE,
-            "imagePullPolicy": "Never",
-            "command": ["/bin/vector_add"],
-            "resources": {"limits": theirs},
-        }
+    theirs = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "600", "nvidia.com/gpucores": "15"}
+    hami = container("cuda", "/bin/vector_add", claim="", resources={"limits": theirs})
+    cluster.apply(pod("hami", hami))
+    assert "wrong 0" in cluster.finished("hami")
+    assert granted(cluster, 1) == {(600, 15, "kubernetes.default")}
+    wrong = container("cuda", "true", claim="", resources={"limits": {"nvidia.com/gpumem": "1"}})
+    wrong["resources"]["limits"]["nvidia.com/gpumem-percentage"] = "50"
+    with pytest.raises(RigError, match=r"give nvidia\.com/gpumem in MiB"):
+        cluster.apply(pod("wrong", wrong))
 
-        def is_ours() -> bool:
-            words = ("create", "--dry-run=server", "-o", "json", "-f", "-")
-            made = cluster.rig.kubectl(*words, stdin=json.dumps(pod("tried", hami)))
-            return VGPU in json.loads(made)["spec"]["containers"][0]["resources"]["limits"]
 
-        wait_for(is_ours, 60, cluster.state)
-        cluster.apply(pod("hami", hami))
-        assert "wrong 0" in cluster.finished("hami")
-        assert last_vgpu(cluster)[:2] == (600, 15)
-    finally:
-        extended.restart("extender")
-        extended.put_webhook()
+def test_without_cdi_mounts_and_variables_do(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    extended.restart("device-plugin", cdi=False)  # and so for the tests below
+    cluster.apply(pod("mounts", asking("cuda", "/bin/vector_add", count=1, memory=500)))
+    assert "wrong 0" in cluster.finished("mounts")
+    assert not list(cluster.rig.cdi.glob("sluice-claim-*"))
+
+
+def test_every_part_restarts_while_a_pod_works(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(
+        pod(
+            "works",
+            asking("cuda", *WORKS, count=1, memory=500),
+            asking("holds", *HOLDS, count=1, memory=500),
+        )
+    )
+    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+    held = held_sessions(cluster)
+    kill = signal.SIGKILL
+    for part in ("device-plugin", "extender", "device-plugin"):
+        cluster.stop_part(part, kill)
+        cluster.start_part(part)
+        still_works(cluster, "works")
+    cluster.plane.stop("server", kill)
+    cluster.plane.start_server()
+    still_works(cluster, "works")
+    cluster.plane.stop("controller", kill)
+    cluster.plane.start_controller()
+    said = "the kubelet has registered sluice.io/vgpu"
+    before = log_of(cluster, "device-plugin").count(said)
+    cluster.rig.end("kubelet", kill)
+    wait_for(lambda: log_of(cluster, "device-plugin").count(said) > before, 60, cluster.state)
+    extended.wait_for("device-plugin")
+    still_works(cluster, "works")
+    assert held_sessions(cluster) == held
+    cluster.apply(pod("later", asking("cuda", "/bin/vector_add", count=1, memory=500)))
+    assert "wrong 0" in cluster.finished("later")
+
+
+def test_more_pods_than_there_is_room_for_are_all_served(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    computes = asking("cuda", "/bin/vector_add", count=1, memory=1800, compute=40)
+    served_job(cluster, PODS // 2, pod("", computes)["spec"])  # two at a time
 
 
 def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
