@@ -110,9 +110,19 @@ class ExtendedPool:
         whole: dict[str, Any] = found
         return whole
 
+    def move_to(self, port: int) -> None:
+        """Scheduler and API server ask there from now on."""
+        self.port = port
+        self.rig.extend_scheduler(self.extender())
+        self.put_webhook()
+
+    def ca_bundle(self) -> str:
+        """What certificates are checked with, as the webhook's configuration has it."""
+        return base64.b64encode((self._tls / "tls.crt").read_bytes()).decode()
+
     def put_webhook(self) -> None:
         """As kubernetes/manifests/webhook.yaml has it, for the other systems' words as well."""
-        ca = base64.b64encode((self._tls / "tls.crt").read_bytes()).decode()
+        ca = self.ca_bundle()
         found = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text().replace("@CA_BUNDLE@", ca))
         [webhook] = found["webhooks"]
         del webhook["clientConfig"]["service"]

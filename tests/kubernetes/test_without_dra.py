@@ -4,22 +4,35 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from control_plane import wait_for
 
+from tests.kubernetes.chart import in_rig, pod_of, rendered
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
+    LABEL,
     MEMORY_MIB,
     ClusterPool,
     container,
     pod,
 )
-from tests.kubernetes.extended_pool import VGPU, ExtendedPool, asking, log_of
+from tests.kubernetes.extended_pool import (
+    MANIFESTS,
+    PARTS,
+    SPELLINGS,
+    SPELT,
+    VGPU,
+    ExtendedPool,
+    asking,
+    log_of,
+)
 from tests.kubernetes.work import HOLDS, PODS, WORKS, held_sessions, served_job, still_works
-from tests.rigs.kubernetes.rig import RigError
+from tests.rigs.kubernetes.rig import NODE, RigError
 
 pytestmark = pytest.mark.kubernetes
 
@@ -199,3 +212,95 @@ def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
         extended.wait_for("extender")
     cluster.rig.kubectl("apply", "-f", "-", stdin=wanted)
     assert "wrong 0" in cluster.finished("wants")
+
+
+def test_the_charts_pods_do_the_same(
+    cluster: ClusterPool, extended: ExtendedPool, service_image: None
+) -> None:
+    """As `helm install` makes them, with the rights and the confinement that they have."""
+    for part in PARTS:
+        cluster.stop_part(part)
+    objects = rendered(
+        mode="extended-resources",
+        controllerAddresses=f"127.0.0.1:{cluster.plane.rest_port}",
+        tokens__cluster=(cluster.folder / "cluster.token").read_text(),
+        tokens__viewer=(cluster.folder / "viewer.token").read_text(),
+        settings={"spellings": SPELLINGS, "label": LABEL, "project": LABEL},
+        paths__run=str(cluster.folder / "run"),
+        paths__cdi=str(cluster.rig.cdi),
+        extender__caBundle=extended.ca_bundle(),
+        extender__otherResources=SPELT,
+    )
+    installed = [in_rig(each) for each in objects if each["kind"] != "MutatingWebhookConfiguration"]
+    kubectl = cluster.rig.kubectl
+    kubectl("label", "node", NODE, "sluice.io/server=true")
+    secret = ("-n", "sluice", "create", "secret", "tls", "sluice-extender-tls")
+    tls = cluster.folder / "tls"
+    try:
+        for namespace in ("sluice", "sluice-node"):
+            level = "pod-security.kubernetes.io/enforce=privileged"  # of the node's network
+            kubectl("label", "--overwrite", "namespace", namespace, level)
+        kubectl(*secret, f"--cert={tls}/tls.crt", f"--key={tls}/tls.key")
+        installed = [each for each in installed if each["kind"] != "Namespace"]
+        cluster.apply(*installed)
+        extended.move_to(9443)
+        for kind, name in (("daemonset", "device-plugin"), ("deployment", "extender")):
+            namespace = "sluice-node" if kind == "daemonset" else "sluice"
+            words = ("rollout", "status", f"{kind}/sluice-{name}", "--timeout=120s")
+            kubectl("-n", namespace, *words)
+        extended.wait_for("extender")
+        cluster.apply(pod("charted", asking("cuda", "/bin/vector_add", memory=500)))
+        assert "wrong 0" in cluster.finished("charted")
+        wait_for(lambda: not cluster.parts_of_reservation(), 60, cluster.state)
+    finally:
+        own = [each for each in installed if each["kind"] in ("DaemonSet", "Deployment", "Secret")]
+        listed = {"apiVersion": "v1", "kind": "List", "items": own}
+        kubectl("delete", "--ignore-not-found", "-f", "-", stdin=json.dumps(listed))
+        kubectl("delete", "-f", str(MANIFESTS / "namespaces.yaml"), "--timeout=120s")
+        kubectl("apply", "-f", str(MANIFESTS / "namespaces.yaml"))
+        kubectl("label", "node", NODE, "sluice.io/server-")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "dra", "pool__enabled": True, "tokens__cluster": "x"},
+        {
+            "mode": "extended-resources",
+            "extender__caBundle": "QUJD",
+            "pool__enabled": True,
+            "pool__store": "etcd",
+            "server__enabled": True,
+        },
+    ],
+    ids=["dra", "extended-resources"],
+)
+def test_the_cluster_takes_all_that_the_chart_has(
+    cluster: ClusterPool, values: dict[str, Any]
+) -> None:
+    """Each object is valid, and every pod but the nodes' parts is admitted as `restricted`."""
+    objects = rendered(**values)
+    listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+    cluster.rig.kubectl(
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"),
+        *("-f", "-"),
+        stdin=json.dumps(listed),
+    )
+    confined = set()
+    for each in objects:
+        if (tried := pod_of(each)) and each["metadata"]["namespace"] == "sluice":
+            tried["spec"].pop("serviceAccountName", None)
+            cluster.rig.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(tried))
+            confined.add(each["metadata"]["name"])
+    part = "sluice-controller" if values["mode"] == "dra" else "sluice-extender"
+    assert confined == {part, "sluice-pool"}
+
+
+def test_a_chart_with_a_wrong_value_says_which() -> None:
+    for values, says in (
+        ({"mode": "both"}, "mode=both: give dra or extended-resources"),
+        ({"pool__store": "files"}, "pool.store=files: give sqlite or etcd"),
+        ({"mode": "extended-resources"}, "extender.caBundle: give the base64"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            rendered(**values)
