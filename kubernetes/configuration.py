@@ -138,8 +138,8 @@ class ExtenderSection(Section):
     key_file: Path = Field(Path("/etc/sluice-tls/tls.key"), description="the certificate's key")
     client_ca_file: Path | None = Field(
         None,
-        description="the CA of the certificates that scheduler and API server show: others are not "
-        "answered (empty: a NetworkPolicy alone keeps others out)",
+        description="the CA of the scheduler's certificate (tlsConfig of its extender), without "
+        "which nobody filters and binds (empty: who reaches the port can bind a pod that waits)",
     )
 
 

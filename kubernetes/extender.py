@@ -112,6 +112,8 @@ class Extender:
         pod = read_pod(found)
         if pod.uid != wanted.uid:
             raise PodRequestError(f"pod {pod.namespace}/{pod.name} is another one now")
+        if not pod.containers:
+            raise PodRequestError("the pod asks for no vGPU: another binds it")
         if not self._pool_room.is_known:
             raise PodRequestError(UNKNOWN)
         room = self._pool_room.room

@@ -2,7 +2,8 @@
 """HTTPS for scheduler and API server: /filter, /prioritize, /bind, /mutate, /healthz, /metrics.
 
 Run by __main__.py (`sluice-kubernetes extender`). Reads JSON of bounded size, and answers what is
-no JSON with 400 and the reason; nobody who reaches the port learns more of the pool than that.
+no JSON with 400 and the reason. Who is not known by a certificate of [extender] client_ca_file,
+where that is set, is no scheduler: /filter, /prioritize and /bind answer 403.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ log = logging.getLogger("sluice.kubernetes")
 #: The API server's own bound of a request is 3 MiB; with as many nodes' names as there can be.
 MOST_BYTES = 8 << 20
 MOST_AT_ONCE = 64
-LISTEN_RETRY_SECONDS = 5.0
 CERTIFICATE_LOOK_SECONDS = 60.0
+
+
+NOT_KNOWN = "show a certificate of [extender] client_ca_file: this is for the scheduler alone"
 
 
 class CannotListen(Exception):
@@ -42,7 +45,7 @@ def tls_context(section: ExtenderSection) -> ssl.SSLContext:
         context.load_cert_chain(section.cert_file, section.key_file)
         if section.client_ca_file:
             context.load_verify_locations(section.client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL  # the API server shows none to a webhook
     except (OSError, ssl.SSLError) as error:
         raise CannotListen(
             f"{section.cert_file}, {section.key_file}: {error}; set [extender] cert_file and "
@@ -57,9 +60,11 @@ def application(config: KubernetesConfig, extender: Extender) -> web.Application
     spellings = config.kubernetes.spellings
 
     def answers(
-        what: Callable[[Mapping[str, Any]], Awaitable[Any]],
+        what: Callable[[Mapping[str, Any]], Awaitable[Any]], *, known: bool = True
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
+            if known and config.extender.client_ca_file and not _certificate(request):
+                return web.json_response({"error": NOT_KNOWN}, status=403)
             async with places:
                 try:
                     asked = json.loads(await request.read())
@@ -91,11 +96,17 @@ def application(config: KubernetesConfig, extender: Extender) -> web.Application
             web.post("/filter", answers(filters)),
             web.post("/prioritize", answers(prioritizes)),
             web.post("/bind", answers(extender.bind)),
-            web.post("/mutate", answers(mutates)),
+            web.post("/mutate", answers(mutates, known=False)),
             web.get("/healthz", healthy),
         ]
     )
     return app
+
+
+def _certificate(request: web.Request) -> object:
+    """Of whoever asks, checked by TLS; nothing where there is none."""
+    transport = request.transport
+    return transport.get_extra_info("peercert") if transport else None
 
 
 @contextlib.asynccontextmanager
