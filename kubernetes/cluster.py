@@ -129,6 +129,20 @@ class Cluster:
         found, version = await self._pages(listing)
         return {each["metadata"]["uid"]: each for each in found}, version
 
+    async def nodes(self) -> tuple[list[dict[str, Any]], str]:
+        """Every node, and the version of the list, to follow them from."""
+
+        async def listing(**options: Any) -> dict[str, Any]:
+            query = [(name.lstrip("_"), value) for name, value in options.items()]
+            return await self._asked("GET", "/api/v1/nodes", query=query)
+
+        return await self._pages(listing)
+
+    async def follow_nodes(self, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """As `follow_pods`."""
+        async for event in self._follow(self._core.list_node, version):
+            yield event
+
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
         """Has a pod run on a node."""
         body = {

@@ -185,6 +185,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
             count=want.count,
             priority=priority,
             pod=pod.uid,
+            pod_name=pod.name,
             container=want.name,
         )
         if self._node.cdi:

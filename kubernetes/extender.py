@@ -29,6 +29,7 @@ from sluice.kubernetes.extender_arguments import (
     said,
     scored,
 )
+from sluice.kubernetes.node_devices import NodeDevices, count_of
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
 from sluice.kubernetes.pool_room import PoolRoom
 from sluice.kubernetes.room import Part
@@ -58,6 +59,7 @@ class Extender:
         self._cluster = cluster
         self._pool_room = pool_room
         self._binding: dict[str, asyncio.Lock] = {}
+        self.devices = NodeDevices()
         self.waiting: OrderedDict[str, Waiting] = OrderedDict()  # by UID, oldest first
 
     def filter(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,16 @@ class Extender:
             return filter_error(str(error))
         if not self._pool_room.is_known:
             return filter_error(UNKNOWN)
-        fitting, failed = self._pool_room.room.rooms(nodes, pod)
+        failed: dict[str, str] = {}
+        having: list[str] = []
+        count = count_of(pod)
+        for node in nodes:
+            if why := self.devices.lack(node, count):
+                failed[node] = why
+            else:
+                having.append(node)
+        fitting, full = self._pool_room.room.rooms(having, pod)
+        failed |= full
         if fitting:
             self.waiting.pop(pod.uid, None)
         elif failed and pod.containers:
@@ -121,6 +132,10 @@ class Extender:
         if isinstance(parts, str):
             self.remember(pod, parts, found)
             raise PodRequestError(parts)
+        if why := self.devices.lack(wanted.node, count_of(pod)):
+            self.remember(pod, why, found)
+            raise PodRequestError(why)
+        self.devices.take_pod(pod, wanted.node)  # before the next one is looked at
         priority = self._section.priority_of(found)
         kept: list[Part] = []
         try:
@@ -129,6 +144,7 @@ class Extender:
                 await self._pool_room.keep(part, pod.namespace, priority)
             await self._cluster.bind(wanted.namespace, wanted.name, wanted.uid, wanted.node)
         except BaseException:
+            self.devices.drop_pod(pod.uid)
             for part in kept:
                 try:
                     await self._pool_room.give_back(part.label)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's pods: whose parts are over is given back, and who waits for room is woken.
+"""The cluster's pods and nodes: what is over is given back, and who waits for room is woken.
 
 Run by `sluice-kubernetes extender`, beside extender.py. The scheduler tries a pod again when the
 cluster changes, and room is the pool's: so whoever found none has an annotation with the reason,
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sluice.kubernetes.cluster import Cluster, ClusterError
 from sluice.kubernetes.configuration import ClusterSection
 from sluice.kubernetes.extender import Extender
+from sluice.kubernetes.node_devices import count_of
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
 from sluice.kubernetes.pool_room import PoolRoom
 from sluice.pool_client.errors import PoolError
@@ -28,6 +29,7 @@ RETRY_SECONDS = 1.0
 MOST_WOKEN = 256
 ANNOTATION = "sluice.io/waiting"
 OVER = ("Succeeded", "Failed")
+Shape = tuple[tuple[int, int | None, int | None], ...]  # what each container asks for
 
 
 class Pods:
@@ -55,15 +57,19 @@ class Pods:
         pods, version = await self._cluster.pods()
         bound: set[str] = set()
         unbound: set[str] = set()
+        alive: set[str] = set()
         for pod in pods.values():
             if is_over(pod) or not (wanted := _wanted(pod)):
                 continue
-            if (pod.get("spec") or {}).get("nodeName"):
+            alive.add(wanted.uid)
+            if node := (pod.get("spec") or {}).get("nodeName"):
                 bound.update(wanted.labels())
+                self._extender.devices.take_pod(wanted, str(node))
                 continue
             unbound.update(wanted.labels())
             if wanted.uid not in self._extender.waiting:  # an extender of before had it
                 self._extender.remember(wanted, "", pod)
+        self._extender.devices.keep_pods(alive)
         # a part is kept before its pod is bound: who is not yet is looked at again
         doubtful = labels & unbound
         for label in (labels - bound - unbound) | (doubtful & self._doubtful):
@@ -76,15 +82,38 @@ class Pods:
     async def follow(self, version: str) -> None:
         """The same for each pod whose end is said; returns when that is said no more."""
         async for kind, pod in self._cluster.follow_pods(version):
-            if kind != "DELETED" and not is_over(pod):
-                continue
             wanted = _wanted(pod)
             if wanted is None:
                 continue
+            if kind != "DELETED" and not is_over(pod):
+                if node := (pod.get("spec") or {}).get("nodeName"):
+                    self._extender.devices.take_pod(wanted, str(node))
+                continue
+            self._extender.devices.drop_pod(wanted.uid)
             self._extender.waiting.pop(wanted.uid, None)
             for label in wanted.labels():
                 if label in self._pool_room.room.parts:
                     await self._give_back(label)
+
+    async def look_at_nodes(self) -> str:
+        """At what every kubelet has; returns from where to follow the nodes."""
+        nodes, version = await self._cluster.nodes()
+        self._extender.devices.keep_nodes([node["metadata"]["name"] for node in nodes])
+        for node in nodes:
+            self._take_node(node)
+        return version
+
+    async def follow_nodes(self, version: str) -> None:
+        """The same for each node that changes; returns when that is said no more."""
+        async for kind, node in self._cluster.follow_nodes(version):
+            if kind == "DELETED":
+                self._extender.devices.drop_node(node["metadata"]["name"])
+            else:
+                self._take_node(node)
+
+    def _take_node(self, node: Mapping[str, Any]) -> None:
+        if self._extender.devices.take_node(node):
+            self._pool_room.changed.set()
 
     async def wake(self) -> int:
         """Tells those pods that wait and for which there is room now; returns how many."""
@@ -105,11 +134,19 @@ class Pods:
         room = self._pool_room.room
         found: list[PodWant] = []
         booked: list[str] = []
-        nodes = [""] if room.reach_all else sorted({share.node for share in room.shares.values()})
+        devices = self._extender.devices
+        nodes = devices.names()
+        nowhere: set[Shape] = set()  # what was booked meanwhile leaves it less room yet
         waiting = sorted(self._extender.waiting.values(), key=lambda each: -each.priority)
         for wanted in (each.pod for each in waiting):
+            shape = tuple((c.count, c.memory_mib, c.compute_percent) for c in wanted.containers)
+            if shape in nowhere:
+                continue
+            count = count_of(wanted)
             for node in nodes:
-                parts = room.fits(node, wanted)
+                if devices.lack(node, count):
+                    continue
+                parts = room.fits("" if room.reach_all else node, wanted)
                 if isinstance(parts, str):
                     continue
                 found.append(wanted)
@@ -118,6 +155,8 @@ class Pods:
                         room.take_part(part)
                         booked.append(part.label)
                 break
+            else:
+                nowhere.add(shape)
             if len(found) == MOST_WOKEN:
                 break
         for label in booked:
@@ -127,25 +166,31 @@ class Pods:
     async def run(self) -> None:
         """Never returns."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_for_ever())
+            tasks.create_task(self._follow_for_ever("pods", self.look, self.follow))
+            tasks.create_task(self._follow_for_ever("nodes", self.look_at_nodes, self.follow_nodes))
             tasks.create_task(self._wake_for_ever())
 
-    async def _follow_for_ever(self) -> None:
+    async def _follow_for_ever(
+        self,
+        what: str,
+        look: Callable[[], Awaitable[str]],
+        follow: Callable[[str], Awaitable[None]],
+    ) -> None:
         told = ""
         while True:
             if not self._pool_room.is_known:
                 await asyncio.sleep(RETRY_SECONDS / 4)
                 continue
             try:
-                version = await self.look()
+                version = await look()
                 told = ""
                 async with asyncio.timeout(self._section.publish_seconds * 4):
-                    await self.follow(version)
+                    await follow(version)
             except TimeoutError:
                 continue
             except (PoolError, ClusterError) as error:
                 if told != str(error):
-                    log.warning("pods: %s", error)
+                    log.warning("%s: %s", what, error)
                 told = str(error)
                 await asyncio.sleep(RETRY_SECONDS)
 

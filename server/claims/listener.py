@@ -2,11 +2,11 @@
 """The socket for the platform's part on this host: Kubernetes' node plugin.
 
 Started by server.service. One line of JSON is a request, one is the answer, one request a
-connection: {"prepare": {uid, name, label, project, count, priority, pod, container}} has a claim's
-processes let in, and is answered with the folder to mount and the token of its job; {"release":
-{uid, why}} ends what runs of it; {"list": {}} names what there is, {"held": {}} says besides of
-which pod and part; {"sessions": {uid}} says what runs. Only root may ask: the socket is mode 0600,
-and the peer's credentials are looked at besides.
+connection: {"prepare": {uid, name, label, project, count, priority, pod, pod_name, container}} has
+a claim's processes let in, and is answered with the folder to mount and the token of its job;
+{"release": {uid, why}} ends what runs of it; {"list": {}} names what there is, {"held": {}} says
+besides of which pod and part; {"sessions": {uid}} says what runs. Only root may ask: the socket is
+mode 0600, and the peer's credentials are looked at besides.
 """
 
 from __future__ import annotations

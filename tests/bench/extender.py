@@ -127,7 +127,13 @@ async def measure(nodes: int, pods: int) -> list[Figure]:
         if not simulation.bind():
             raise SystemExit(f"{nodes} nodes have no room for {pods} pods: name more")
     cluster = Cluster.__new__(Cluster)
-    service = application(KubernetesConfig(), Extender(section, cluster, pool_room))
+    extender = Extender(section, cluster, pool_room)
+    for node in simulation.nodes:
+        count = str(SLOTS)
+        extender.devices.take_node(
+            {"metadata": {"name": node}, "status": {"allocatable": {"sluice.io/vgpu": count}}}
+        )
+    service = application(KubernetesConfig(), extender)
 
     async def at_once(request: web.Request) -> web.Response:
         await request.read()

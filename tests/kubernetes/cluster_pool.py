@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from scrapes import Scrape
 
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import NODE, KubernetesRig
@@ -43,6 +45,7 @@ class ClusterPool:
             token_file=self.folder / "node.token",
             # a server that is killed in a test is away for a moment, not lost
             server={"node_name": NODE, "prestart_workers": 1},
+            metrics={},
             patience=10,
         )
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
@@ -186,6 +189,11 @@ cdi_dir = {self.rig.cdi}
         answer = self.plane.rest.get(f"/reservations/{self.whole['id']}/parts")
         found: list[dict[str, Any]] = answer.json()["parts"]
         return found
+
+    def pods_of_vgpus(self) -> list[dict[str, str]]:
+        """The labels of sluice_vgpu_pod in what the server shows Prometheus."""
+        text = httpx.get(f"{self.plane.metrics_url}/metrics").text
+        return [dict(labels) for labels in Scrape(text).series("sluice_vgpu_pod")]
 
     # the cluster
 

@@ -61,6 +61,7 @@ def places(found: list[Part] | str) -> list[Place]:
     return [place for part in found for place in part.places]
 
 
+LONG = "x" * 253
 FOUR = [(GPU, 1000, 25)] * 4
 
 
@@ -232,7 +233,14 @@ def extender() -> Extender:
     pool_room = PoolRoom(ClusterSection(), pool, pool)
     pool_room.room = room(whole(1, *FOUR))
     pool_room.is_known = True
-    return Extender(ClusterSection(), Cluster.__new__(Cluster), pool_room)
+    made = Extender(ClusterSection(), Cluster.__new__(Cluster), pool_room)
+    for name in ("n1", "n2", LONG):
+        made.devices.take_node(node(name, "4"))
+    return made
+
+
+def node(name: str, vgpus: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "status": {"allocatable": {"sluice.io/vgpu": vgpus}}}
 
 
 def pod_object(name: str = "p", **limits: Any) -> dict[str, Any]:
@@ -254,6 +262,24 @@ def test_a_filter_says_why_a_node_has_no_room(extender: Extender) -> None:
     assert failed["n2"] == "sluice: the pool has nothing reserved here"
     assert list(extender.waiting) == ["u"]
     assert "%" not in json.dumps(answer)  # the scheduler's events take it for a format
+
+
+def test_a_node_whose_devices_are_taken_or_missing_is_passed_over(extender: Extender) -> None:
+    asked = {"Pod": pod_object(**{"sluice.io/vgpu": "2"}), "NodeNames": ["n1", "n3"]}
+    for number in range(2):
+        extender.devices.take_pod(want(("c", 1, 1, 1), uid=str(number)), "n1")
+    answer = extender.filter(asked)
+    assert answer["NodeNames"] == ["n1"]
+    missing = "the kubelet has no sluice.io/vgpu"
+    assert missing in answer["FailedAndUnresolvableNodes"]["n3"]
+    extender.devices.take_pod(want(("c", 1, 1, 1), uid="2"), "n1")
+    taken = "2 sluice.io/vgpu are wanted; the kubelet has 4, and pods there have 3"
+    assert taken in extender.filter(asked)["FailedAndUnresolvableNodes"]["n1"]
+    extender.devices.keep_pods(["0", "1"])
+    assert extender.filter(asked)["NodeNames"] == ["n1"]
+    for wrong in ("-1", "1e999999999", None, ["4"]):
+        assert not extender.devices.take_node(node("n1", wrong))
+        assert missing in extender.filter(asked)["FailedAndUnresolvableNodes"]["n1"]
 
 
 @pytest.mark.parametrize(
@@ -282,11 +308,10 @@ def test_what_the_scheduler_cannot_have_said_is_refused(
 
 
 def test_names_of_253_signs_are_names(extender: Extender) -> None:
-    long = "x" * 253
-    asked = {"Pod": pod_object(long, **{"sluice.io/vgpu": "1"}), "NodeNames": ["n1", long]}
+    asked = {"Pod": pod_object(LONG, **{"sluice.io/vgpu": "1"}), "NodeNames": ["n1", LONG]}
     answer = extender.filter(asked)
     assert answer["NodeNames"] == ["n1"]
-    assert list(answer["FailedAndUnresolvableNodes"]) == [long]
+    assert list(answer["FailedAndUnresolvableNodes"]) == [LONG]
 
 
 JSON = st.recursive(

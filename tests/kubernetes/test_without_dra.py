@@ -107,6 +107,11 @@ def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: Ex
     uid = cluster.rig.get("pod", "two")["metadata"]["uid"]
     assert {each["container"]["pod"] for each in cluster.plane.sessions()} == {uid}
     assert len(cluster.parts_of_reservation()) == 2
+    shown = {
+        (each["namespace"], each["pod"], each["pod_uid"], each["container"])
+        for each in cluster.pods_of_vgpus()
+    }
+    assert shown == {("default", "two", uid, "one"), ("default", "two", uid, "other")}
 
 
 def test_another_pods_process_is_not_let_in(cluster: ClusterPool, extended: ExtendedPool) -> None:

@@ -137,6 +137,8 @@ def test_containers_of_a_pod_share_its_claim(cluster: ClusterPool) -> None:
     assert len(containers) == 2
     uid = cluster.rig.get("pod", "shares")["metadata"]["uid"]
     assert {each["container"]["pod"] for each in cluster.plane.sessions()} == {uid}
+    [shown] = cluster.pods_of_vgpus()
+    assert (shown["namespace"], shown["pod"], shown["pod_uid"]) == ("default", "shares", uid)
 
 
 def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) -> None:
