@@ -165,16 +165,15 @@ class Room:
             return named, {}
         fitting: list[str] = []
         failed: dict[str, str] = {}
-        single = _single(pod, self.parts)
+        only = _only(pod, self.parts)
+        said: dict[tuple[int, int, int, int, int], str] = {}
         for node in nodes:
-            if single is not None and any(
-                share.is_usable
-                and share.vgpus > 0
-                and (single.memory_mib or share.default_mib) <= share.memory_mib
-                and (single.compute_percent or share.default_percent) <= share.compute_percent
-                for share in self._by_node.get(node, ())
-            ):
+            shares = self._by_node.get(node)
+            has_room = None if only is None or not shares else _at_a_glance(only, shares)
+            if has_room:
                 fitting.append(node)
+            elif has_room is False and only is not None and shares:
+                failed[node] = _why(only, _nearest(shares), said)
             elif isinstance(found := self.fits(node, pod), str):
                 failed[node] = found
             else:
@@ -237,11 +236,31 @@ class Room:
         return True
 
 
-def _single(pod: PodWant, parts: Mapping[str, Part]) -> ContainerWant | None:
-    """The one vGPU that a pod asks for and has nothing of yet, as nearly every pod."""
-    if len(pod.containers) != 1 or pod.containers[0].count != 1:
+def _only(pod: PodWant, parts: Mapping[str, Part]) -> ContainerWant | None:
+    """What a pod asks for, where one container asks and has nothing yet, as nearly always."""
+    if len(pod.containers) != 1 or any(label in parts for label in pod.labels()):
         return None
-    return None if any(label in parts for label in pod.labels()) else pod.containers[0]
+    return pod.containers[0]
+
+
+def _at_a_glance(want: ContainerWant, shares: Iterable[Share]) -> bool | None:
+    """Whether one GPU has room for all, or all together have none; None: look closer."""
+    together = 0
+    for share in shares:
+        if share.vgpus > 0 and share.is_usable:
+            memory = want.memory_mib or share.default_mib
+            compute = want.compute_percent or share.default_percent
+            times = min(share.vgpus, share.memory_mib // memory, share.compute_percent // compute)
+            if times >= want.count:
+                return True
+            together += max(0, times)
+    return False if together < want.count else None
+
+
+def _nearest(shares: Iterable[Share]) -> Share | None:
+    """Of which it is said what is free."""
+    usable = [share for share in shares if share.is_usable]
+    return max(usable, key=lambda share: share.memory_mib, default=None)
 
 
 def part_of(reservation: Mapping[str, Any]) -> Part:
@@ -268,20 +287,15 @@ def _by_node(shares: Iterable[Share]) -> dict[str, list[Share]]:
     return dict(found)
 
 
-def _chosen(label: str, want: ContainerWant, shares: Iterable[Share]) -> list[Part] | str:
+def _chosen(label: str, want: ContainerWant, shares: Sequence[Share]) -> list[Part] | str:
     """A container's part: the vGPUs of one are of one reservation and one node of the pool.
 
     As the pool's own bin-packing does: on the fullest GPUs that have room.
     """
     best: tuple[tuple[int, int, str], Part] | None = None
-    nearest: Share | None = None
     groups: dict[tuple[str, str], list[Share]] = defaultdict(list)
     for share in shares:
-        if not share.is_usable:
-            continue
-        if nearest is None or share.memory_mib > nearest.memory_mib:
-            nearest = share
-        if share.vgpus > 0:
+        if share.is_usable and share.vgpus > 0:
             groups[share.reservation, share.node].append(share)
     for (reservation, _), group in groups.items():
         found = _packed(want, group)
@@ -290,7 +304,7 @@ def _chosen(label: str, want: ContainerWant, shares: Iterable[Share]) -> list[Pa
             score = (*left, group[0].gpu)
             if best is None or score < best[0]:
                 best = (score, Part(label, reservation, places))
-    return [best[1]] if best else _why(want, nearest)
+    return [best[1]] if best else _why(want, _nearest(shares), {})
 
 
 def _packed(
@@ -320,13 +334,22 @@ def _packed(
     return None
 
 
-def _why(want: ContainerWant, nearest: Share | None) -> str:
+def _why(
+    want: ContainerWant,
+    nearest: Share | None,
+    said: dict[tuple[int, int, int, int, int], str],
+) -> str:
+    """In words; `said`: what was said of others for the same want."""
     if nearest is None:
         return "no GPU of what the pool has reserved here can be used now"
     place = nearest.place(want)
-    asked = f"{want.count} vGPU(s) of {place.memory_mib} MiB and {place.compute_percent} %"
-    return (
-        f"container {want.name} wants {asked}; of what the pool has reserved here at most "
-        f"{max(0, nearest.memory_mib)} MiB, {max(0, nearest.compute_percent)} % and "
-        f"{max(0, nearest.vgpus)} vGPU(s) of a GPU are free"
-    )
+    memory, compute, vgpus = nearest.memory_mib, nearest.compute_percent, nearest.vgpus
+    key = (place.memory_mib, place.compute_percent, memory, compute, vgpus)
+    if key not in said:
+        asked = f"{want.count} vGPU(s) of {place.memory_mib} MiB and {place.compute_percent} %"
+        said[key] = (
+            f"container {want.name} wants {asked}; of what the pool has reserved here at most "
+            f"{max(0, memory)} MiB, {max(0, compute)} % and {max(0, vgpus)} vGPU(s) of a GPU are "
+            "free"
+        )
+    return said[key]

@@ -43,7 +43,11 @@ def pod_of(found: dict[str, Any]) -> dict[str, Any] | None:
         "name": f"tried-{found['metadata']['name']}",
         "namespace": found["metadata"]["namespace"],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    pod = dict(template["spec"])
+    for claim in found["spec"].get("volumeClaimTemplates", []):
+        volume = {"name": claim["metadata"]["name"], "emptyDir": {}}
+        pod["volumes"] = [*pod["volumes"], volume]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
 def in_rig(found: dict[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def test_more_pods_than_there_is_room_for_are_all_served(
     cluster: ClusterPool, extended: ExtendedPool
 ) -> None:
     computes = asking("cuda", "/bin/vector_add", count=1, memory=1800, compute=40)
-    served_job(cluster, PODS // 2, pod("", computes)["spec"])  # two at a time
+    served_job(cluster, PODS // 3, pod("", computes)["spec"])  # two at a time
 
 
 def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
@@ -233,6 +233,7 @@ def test_the_charts_pods_do_the_same(
         settings={"spellings": SPELLINGS, "label": LABEL, "project": LABEL},
         paths__run=str(cluster.folder / "run"),
         paths__cdi=str(cluster.rig.cdi),
+        paths__bundle=str(cluster.bundle),
         extender__caBundle=extended.ca_bundle(),
         extender__otherResources=SPELT,
     )
@@ -258,12 +259,39 @@ def test_the_charts_pods_do_the_same(
         assert "wrong 0" in cluster.finished("charted")
         wait_for(lambda: not cluster.parts_of_reservation(), 60, cluster.state)
     finally:
-        own = [each for each in installed if each["kind"] in ("DaemonSet", "Deployment", "Secret")]
-        listed = {"apiVersion": "v1", "kind": "List", "items": own}
-        kubectl("delete", "--ignore-not-found", "-f", "-", stdin=json.dumps(listed))
-        kubectl("delete", "-f", str(MANIFESTS / "namespaces.yaml"), "--timeout=120s")
+        kept = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+        listed = [each for each in installed if each["kind"] not in kept]
+        gone = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+        kubectl("delete", "--ignore-not-found", "--cascade=foreground", "-f", "-", stdin=gone)
+        kubectl("-n", "sluice", "delete", "--ignore-not-found", "secret", "sluice-extender-tls")
         kubectl("apply", "-f", str(MANIFESTS / "namespaces.yaml"))
         kubectl("label", "node", NODE, "sluice.io/server-")
+
+
+def test_the_parts_may_do_what_they_need_and_nothing_else(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    rights = {
+        "sluice:sluice-extender": {"list pods", "watch nodes", "patch pods", "create pods/binding"},
+        "sluice-node:sluice-device-plugin": {"get pods"},
+    }
+    others = {"get secrets", "create pods", "delete pods", "patch nodes", "patch nodes/status"}
+    every = others.union(*rights.values())
+    for account, may in rights.items():
+        whose = f"--as=system:serviceaccount:{account}"
+        can = {
+            right
+            for right in every
+            if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *_resource(right))
+        }
+        assert can - {"get pods"} == may - {"get pods"}  # the extender gets what it lists
+        assert may <= can
+
+
+def _resource(right: str) -> list[str]:
+    verb, resource = right.split()
+    name, _, part = resource.partition("/")
+    return [verb, name, *([f"--subresource={part}"] if part else [])]
 
 
 @pytest.mark.parametrize(
