@@ -3,8 +3,8 @@
 
     python tests/bench/extender.py [--nodes 1000] [--pods 2000]
 
-Part of bench.py. The pool's books are a simulation: a reservation of four vGPUs on each node, parts
-of pods until there are as many as asked. The rest is real: the extender's HTTP service on loopback,
+Part of bench.py. The pool's books are a simulation: a reservation on each node, of four vGPUs a GPU
+and of as many GPUs as let half of the vGPUs be taken, parts of pods until there are as many as asked. The rest is real: the extender's HTTP service on loopback,
 a pod and the names of all nodes in each request, and between any two filters a pod that is bound or
 one that is over, so that what is asked is never what was asked before. Timed is the whole request;
 the floor is the same request to an address of the same service that answers at once. Beside it is
@@ -47,13 +47,16 @@ LIMIT_MS = 20.0
 SLOTS, SLOT_MIB, SLOT_PERCENT = 4, 20_000, 25
 
 
-def books(nodes: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Reservations and GPUs as the pool's REST shows them."""
+def books(nodes: int, each: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Reservations and GPUs as the pool's REST shows them: `each` GPUs a node, of four vGPUs."""
     gpus, reservations = {}, []
     for number in range(nodes):
-        gpu = f"node{number}:GPU-{number}"
-        gpus[gpu] = {"state": "up", "mode": "pooled", "health": "ok"}
-        slot = {"gpu": gpu, "memory_mib": SLOT_MIB, "compute_percent": SLOT_PERCENT}
+        slots = []
+        for index in range(each):
+            gpu = f"node{number}:GPU-{number}-{index}"
+            gpus[gpu] = {"state": "up", "mode": "pooled", "health": "ok"}
+            slot = {"gpu": gpu, "memory_mib": SLOT_MIB, "compute_percent": SLOT_PERCENT}
+            slots += [slot] * SLOTS
         reservations.append(
             {
                 "id": f"{number:016x}",
@@ -61,7 +64,7 @@ def books(nodes: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
                 "owner": "kubernetes",
                 "state": "held",
                 "within": "",
-                "slots": [slot] * SLOTS,
+                "slots": slots,
             }
         )
     return reservations, gpus
@@ -121,7 +124,8 @@ async def measure(nodes: int, pods: int) -> list[Figure]:
     # neither is asked: filters look at what is known
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
     pool_room = PoolRoom(section, pool, pool)
-    pool_room.room.take_all(*books(nodes))
+    each = max(1, 2 * pods // (nodes * SLOTS))  # half of the vGPUs are taken
+    pool_room.room.take_all(*books(nodes, each))
     pool_room.is_known = True
     simulation = Simulation(pool_room, nodes)
     while len(simulation.labels) < pods:
@@ -130,7 +134,7 @@ async def measure(nodes: int, pods: int) -> list[Figure]:
     cluster = Cluster.__new__(Cluster)
     extender = Extender(section, cluster, pool_room)
     for node in simulation.nodes:
-        count = str(SLOTS)
+        count = str(SLOTS * each)
         extender.devices.take_node(
             {"metadata": {"name": node}, "status": {"allocatable": {"sluice.io/vgpu": count}}}
         )
