@@ -26,7 +26,10 @@ log = logging.getLogger("sluice.kubernetes")
 
 #: The API server's own bound of a request is 3 MiB; with as many nodes' names as there can be.
 MOST_BYTES = 8 << 20
-MOST_AT_ONCE = 64
+#: Of each kind, whose bodies are read at once: 128 MiB of them at most.
+MOST_AT_ONCE = 16
+GRACE_SECONDS = 2.0  # for what is being answered when it stops
+READ_SECONDS = 5.0  # that a body may take
 CERTIFICATE_LOOK_SECONDS = 60.0
 
 
@@ -56,7 +59,8 @@ def tls_context(section: ExtenderSection) -> ssl.SSLContext:
 
 def application(config: KubernetesConfig, extender: Extender) -> web.Application:
     """The handlers."""
-    places = asyncio.Semaphore(MOST_AT_ONCE)
+    # who keeps the webhook busy keeps the scheduler's places free
+    scheduling, reviewing = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
     spellings = config.kubernetes.spellings
 
     def answers(
@@ -65,9 +69,15 @@ def application(config: KubernetesConfig, extender: Extender) -> web.Application
         async def handler(request: web.Request) -> web.Response:
             if known and config.extender.client_ca_file and not _certificate(request):
                 return web.json_response({"error": NOT_KNOWN}, status=403)
-            async with places:
+            async with scheduling if known else reviewing:
                 try:
-                    asked = json.loads(await request.read())
+                    async with asyncio.timeout(READ_SECONDS):
+                        body = await request.read()
+                except TimeoutError:
+                    text = f"the body did not come within {READ_SECONDS:g} s"
+                    return web.json_response({"error": text}, status=408)
+                try:
+                    asked = json.loads(body)
                     if not isinstance(asked, dict):
                         raise ValueError("it is no object")
                     found = await what(asked)
@@ -114,7 +124,9 @@ async def listening(config: KubernetesConfig, extender: Extender) -> AsyncIterat
     """Answers meanwhile; raises CannotListen."""
     section = config.extender
     context = tls_context(section)
-    runner = web.AppRunner(application(config, extender), access_log=None)
+    runner = web.AppRunner(
+        application(config, extender), access_log=None, shutdown_timeout=GRACE_SECONDS
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, section.bind_addr, section.port, ssl_context=context)

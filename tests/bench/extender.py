@@ -4,11 +4,12 @@
     python tests/bench/extender.py [--nodes 1000] [--pods 2000]
 
 Part of bench.py. The pool's books are a simulation: a reservation on each node, of four vGPUs a GPU
-and of as many GPUs as let half of the vGPUs be taken, parts of pods until there are as many as asked. The rest is real: the extender's HTTP service on loopback,
-a pod and the names of all nodes in each request, and between any two filters a pod that is bound or
-one that is over, so that what is asked is never what was asked before. Timed is the whole request;
-the floor is the same request to an address of the same service that answers at once. Beside it is
-the processor's time of reading and filtering, for machines that do other things too.
+and of as many GPUs as let half of the vGPUs be taken, and parts of as many pods as asked. The rest
+is real: the extender's HTTP service on loopback, a pod and the names of all nodes in each request,
+and between any two filters a pod that is bound or one that is over, so that what is asked is never
+what was asked before. Timed is the whole request; the floor is the same request to an address of
+the same service that answers at once. Beside it is the processor's time of reading and filtering,
+for machines that do other things too.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from free_ports import free_port
 
+from sluice.kubernetes import https_service
 from sluice.kubernetes.cluster import Cluster
 from sluice.kubernetes.configuration import KubernetesConfig
 from sluice.kubernetes.extender import Extender
@@ -131,5 +132,32 @@ def test_without_a_certificate_it_says_what_to_set(keys: Path) -> None:
             with pytest.raises(CannotListen, match="what is free"):
                 async with listening(config, extender_of(config)):
                     pass
+
+    asyncio.run(run())
+
+
+def test_who_sends_slowly_is_let_go_and_keeps_nobody_else_waiting(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(https_service, "READ_SECONDS", 0.5)
+
+    async def run() -> None:
+        config = config_of(keys, client_ca=False)
+        context = ssl.create_default_context(cafile=str(keys / "tls.crt"))
+        async with listening(config, extender_of(config)):
+            slow = [
+                await asyncio.open_connection("127.0.0.1", config.extender.port, ssl=context)
+                for _ in range(https_service.MOST_AT_ONCE * 2)
+            ]
+            for _, writing in slow:
+                writing.write(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            await asyncio.sleep(0.1)
+            asks = Asker(config, keys)
+            assert (await asks.post("filter", FILTER))[0] == 200  # at once: other places
+            assert (await asks.post("mutate", {}))[0] == 400  # once the slow ones are let go
+            answers = [await reading.readline() for reading, _ in slow]
+            assert all(b"408" in answer for answer in answers)
+            for _, writing in slow:
+                writing.close()
 
     asyncio.run(run())
