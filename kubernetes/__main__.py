@@ -32,7 +32,7 @@ from sluice.kubernetes.naming import DRIVER
 from sluice.kubernetes.node_plugin import NodePlugin
 from sluice.kubernetes.pod_resources import PodResources
 from sluice.kubernetes.pods import Pods
-from sluice.kubernetes.pool_room import PoolRoom
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.kubernetes.publishing import KubernetesController, Leftovers, Publisher
 from sluice.kubernetes.server_socket import ServerSocket
 from sluice.pool_client.access import Access, Credentials
@@ -88,10 +88,10 @@ async def run_device_plugin(config: KubernetesConfig) -> None:
         _pool(config, config.controller.token_file) as pool,
         _pool(config, config.controller.viewer_token_file) as viewer,
     ):
-        pool_room = PoolRoom(section, viewer, pool)
+        pool_follower = PoolFollower(section, viewer, pool)
         parts = Parts(
             cluster,
-            pool_room,
+            pool_follower,
             ServerSocket(node.server_run_dir),
             CdiFiles(node.cdi_dir, node.bundle),
             PodResources(node.kubelet_dir),
@@ -99,7 +99,7 @@ async def run_device_plugin(config: KubernetesConfig) -> None:
         )
         plugin = DevicePlugin(section, node, parts)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(pool_room.look_for_ever())
+            tasks.create_task(pool_follower.look_for_ever())
             tasks.create_task(plugin.sweep_for_ever())
             tasks.create_task(DevicePluginSocket(node.kubelet_dir, plugin).serve())
 
@@ -112,11 +112,11 @@ async def run_extender(config: KubernetesConfig) -> None:
         _pool(config, config.controller.token_file) as pool,
         _pool(config, config.controller.viewer_token_file) as viewer,
     ):
-        pool_room = PoolRoom(section, viewer, pool)
-        extender = Extender(section, cluster, pool_room)
+        pool_follower = PoolFollower(section, viewer, pool)
+        extender = Extender(section, cluster, pool_follower)
         async with listening(config, extender) as context, asyncio.TaskGroup() as tasks:
-            tasks.create_task(pool_room.follow())
-            tasks.create_task(Pods(section, cluster, pool_room, extender).run())
+            tasks.create_task(pool_follower.follow())
+            tasks.create_task(Pods(section, cluster, pool_follower, extender).run())
             tasks.create_task(renew_for_ever(config.extender, context))
 
 

@@ -26,7 +26,7 @@ from sluice.kubernetes.naming import container_label, project_of
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
 from sluice.kubernetes.pod_resources import Holder, KubeletSilent, PodResources
 from sluice.kubernetes.pods import is_over
-from sluice.kubernetes.pool_room import PoolRoom
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.kubernetes.server_socket import HeldClaim, ServerError, ServerSocket
 from sluice.pool_client.errors import PoolError
 from sluice.rpc import deviceplugin_v1beta1_pb2 as deviceplugin
@@ -60,7 +60,7 @@ class Parts(NamedTuple):
     """What a plugin works with."""
 
     cluster: Cluster
-    pool_room: PoolRoom
+    pool_follower: PoolFollower
     server: ServerSocket
     files: CdiFiles
     pod_resources: PodResources
@@ -208,17 +208,17 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
 
     async def _keep(self, pod: PodWant, label: str, priority: int) -> None:
         """The part that the extender kept; one that is kept now where nobody has."""
-        pool_room = self._parts.pool_room
-        if await pool_room.find(label):
+        pool_follower = self._parts.pool_follower
+        if await pool_follower.find(label):
             return
-        await pool_room.look()
-        node = "" if pool_room.room.reach_all else self._node.node_name
-        found = pool_room.room.fits(node, pod)
+        await pool_follower.look()
+        node = "" if pool_follower.availability.reach_all else self._node.node_name
+        found = pool_follower.availability.fits(node, pod)
         if isinstance(found, str):
             raise PodRequestError(found)
         for part in found:
-            if part.label not in pool_room.room.parts:
-                await pool_room.keep(part, pod.namespace, priority)
+            if part.label not in pool_follower.availability.parts:
+                await pool_follower.keep(part, pod.namespace, priority)
 
     # what is over
 
@@ -260,7 +260,7 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
     async def _release(self, uid: str, claim: HeldClaim) -> None:
         self._parts.files.remove(uid)
         await self._parts.server.release(uid, f"pod {claim.name} is over"[:250])
-        await self._parts.pool_room.give_back(claim.label)
+        await self._parts.pool_follower.give_back(claim.label)
         log.info("pod %s: %s given back", claim.name, claim.label)
 
     async def sweep_for_ever(self) -> None:
@@ -278,11 +278,11 @@ class DevicePlugin(deviceplugin_grpc.DevicePluginServicer):
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _count(self) -> None:
-        pool_room = self._parts.pool_room
-        if not pool_room.is_known:
+        pool_follower = self._parts.pool_follower
+        if not pool_follower.is_known:
             return
-        total, usable = pool_room.room.total(
-            "" if pool_room.room.reach_all else self._node.node_name
+        total, usable = pool_follower.availability.total(
+            "" if pool_follower.availability.reach_all else self._node.node_name
         )
         self._devices = Devices(total, total - usable)
         async with self._changed:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.kubernetes.availability import Part
 from sluice.kubernetes.cluster import Cluster, ClusterError
 from sluice.kubernetes.configuration import ClusterSection
 from sluice.kubernetes.extender_arguments import (
@@ -31,8 +32,7 @@ from sluice.kubernetes.extender_arguments import (
 )
 from sluice.kubernetes.node_devices import NodeDevices, count_of
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
-from sluice.kubernetes.pool_room import PoolRoom
-from sluice.kubernetes.room import Part
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.pool_client.errors import PoolError
 
 log = logging.getLogger("sluice.kubernetes")
@@ -54,10 +54,12 @@ class Waiting:
 class Extender:
     """Answers the scheduler. No method raises: what is wrong is in the answer."""
 
-    def __init__(self, section: ClusterSection, cluster: Cluster, pool_room: PoolRoom) -> None:
+    def __init__(
+        self, section: ClusterSection, cluster: Cluster, pool_follower: PoolFollower
+    ) -> None:
         self._section = section
         self._cluster = cluster
-        self._pool_room = pool_room
+        self._pool_follower = pool_follower
         self._binding: dict[str, asyncio.Lock] = {}
         self.devices = NodeDevices()
         self.waiting: OrderedDict[str, Waiting] = OrderedDict()  # by UID, oldest first
@@ -70,7 +72,7 @@ class Extender:
             pod = read_pod(found_pod)
         except (ArgumentsError, PodRequestError) as error:
             return filter_error(str(error))
-        if not self._pool_room.is_known:
+        if not self._pool_follower.is_known:
             return filter_error(UNKNOWN)
         failed: dict[str, str] = {}
         having: list[str] = []
@@ -80,7 +82,7 @@ class Extender:
                 failed[node] = why
             else:
                 having.append(node)
-        fitting, full = self._pool_room.room.rooms(having, pod)
+        fitting, full = self._pool_follower.availability.rooms(having, pod)
         failed |= full
         if fitting:
             self.waiting.pop(pod.uid, None)
@@ -95,7 +97,7 @@ class Extender:
         except ArgumentsError as error:
             log.warning("prioritize: %s", error)
             return []
-        room = self._pool_room.room
+        room = self._pool_follower.availability
         if room.reach_all:
             return scored(dict.fromkeys(nodes, 0.0))
         return scored({node: room.fullness(node) for node in nodes})
@@ -125,9 +127,9 @@ class Extender:
             raise PodRequestError(f"pod {pod.namespace}/{pod.name} is another one now")
         if not pod.containers:
             raise PodRequestError("the pod asks for no vGPU: another binds it")
-        if not self._pool_room.is_known:
+        if not self._pool_follower.is_known:
             raise PodRequestError(UNKNOWN)
-        room = self._pool_room.room
+        room = self._pool_follower.availability
         parts = room.fits("" if room.reach_all else wanted.node, pod)
         if isinstance(parts, str):
             self.remember(pod, parts, found)
@@ -141,13 +143,13 @@ class Extender:
         try:
             for part in parts:
                 kept.append(part)  # of one that was not answered it is not known
-                await self._pool_room.keep(part, pod.namespace, priority)
+                await self._pool_follower.keep(part, pod.namespace, priority)
             await self._cluster.bind(wanted.namespace, wanted.name, wanted.uid, wanted.node)
         except BaseException:
             self.devices.drop_pod(pod.uid)
             for part in kept:
                 try:
-                    await self._pool_room.give_back(part.label)
+                    await self._pool_follower.give_back(part.label)
                 except PoolError as error:  # pods.py finds it
                     log.warning("%s: is given back later: %s", part.label, error)
             raise

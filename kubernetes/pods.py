@@ -19,7 +19,7 @@ from sluice.kubernetes.configuration import ClusterSection
 from sluice.kubernetes.extender import Extender
 from sluice.kubernetes.node_devices import count_of
 from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
-from sluice.kubernetes.pool_room import PoolRoom
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.pool_client.errors import PoolError
 
 log = logging.getLogger("sluice.kubernetes")
@@ -39,12 +39,12 @@ class Pods:
         self,
         section: ClusterSection,
         cluster: Cluster,
-        pool_room: PoolRoom,
+        pool_follower: PoolFollower,
         extender: Extender,
     ) -> None:
         self._section = section
         self._cluster = cluster
-        self._pool_room = pool_room
+        self._pool_follower = pool_follower
         self._extender = extender
         self._doubtful: set[str] = set()  # parts without a bound pod, of the look before
         self.given_back = 0
@@ -53,7 +53,7 @@ class Pods:
     async def look(self) -> str:
         """Gives back every part whose pod is over; returns from where to follow the pods."""
         # parts first: of one that is made meanwhile the pod may not be in the list
-        labels = set(self._pool_room.room.container_parts())
+        labels = set(self._pool_follower.availability.container_parts())
         pods, version = await self._cluster.pods()
         bound: set[str] = set()
         unbound: set[str] = set()
@@ -92,7 +92,7 @@ class Pods:
             self._extender.devices.drop_pod(wanted.uid)
             self._extender.waiting.pop(wanted.uid, None)
             for label in wanted.labels():
-                if label in self._pool_room.room.parts:
+                if label in self._pool_follower.availability.parts:
                     await self._give_back(label)
 
     async def look_at_nodes(self) -> str:
@@ -113,7 +113,7 @@ class Pods:
 
     def _take_node(self, node: Mapping[str, Any]) -> None:
         if self._extender.devices.take_node(node):
-            self._pool_room.changed.set()
+            self._pool_follower.changed.set()
 
     async def wake(self) -> int:
         """Tells those pods that wait and for which there is room now; returns how many."""
@@ -131,7 +131,7 @@ class Pods:
 
     def _with_room(self) -> list[PodWant]:
         """Those of the highest priority first, then of the longest wait; nothing stays booked."""
-        room = self._pool_room.room
+        room = self._pool_follower.availability
         found: list[PodWant] = []
         booked: list[str] = []
         devices = self._extender.devices
@@ -178,7 +178,7 @@ class Pods:
     ) -> None:
         told = ""
         while True:
-            if not self._pool_room.is_known:
+            if not self._pool_follower.is_known:
                 await asyncio.sleep(RETRY_SECONDS / 4)
                 continue
             try:
@@ -195,7 +195,7 @@ class Pods:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _wake_for_ever(self) -> None:
-        changed = self._pool_room.changed
+        changed = self._pool_follower.changed
         while True:
             await changed.wait()
             changed.clear()
@@ -207,7 +207,7 @@ class Pods:
             await asyncio.sleep(RETRY_SECONDS / 4)
 
     async def _give_back(self, label: str) -> None:
-        if await self._pool_room.give_back(label):
+        if await self._pool_follower.give_back(label):
             self.given_back += 1
             log.info("%s: given back, its pod is over", label)
 

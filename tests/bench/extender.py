@@ -38,7 +38,7 @@ from sluice.kubernetes.extender import Extender  # noqa: E402
 from sluice.kubernetes.https_service import application  # noqa: E402
 from sluice.kubernetes.naming import container_label  # noqa: E402
 from sluice.kubernetes.pod_requests import read_pod  # noqa: E402
-from sluice.kubernetes.pool_room import PoolRoom  # noqa: E402
+from sluice.kubernetes.pool_follower import PoolFollower  # noqa: E402
 from sluice.pool_client.access import Access, Credentials  # noqa: E402
 from sluice.pool_client.async_client import AsyncPoolClient  # noqa: E402
 
@@ -94,9 +94,9 @@ def pod(dice: random.Random) -> dict[str, Any]:
 class Simulation:
     """Pods that come and go."""
 
-    def __init__(self, pool_room: PoolRoom, nodes: int) -> None:
+    def __init__(self, pool_follower: PoolFollower, nodes: int) -> None:
         self.dice = random.Random(7)
-        self.room = pool_room.room
+        self.availability = pool_follower.availability
         self.nodes = [f"node{number}" for number in range(nodes)]
         self.labels: list[str] = []
 
@@ -104,10 +104,10 @@ class Simulation:
         """Whether another pod found room on some node."""
         wanted = read_pod(pod(self.dice))
         for _ in range(50):
-            parts = self.room.fits(self.dice.choice(self.nodes), wanted)
+            parts = self.availability.fits(self.dice.choice(self.nodes), wanted)
             if not isinstance(parts, str):
                 for part in parts:
-                    self.room.take_part(part)
+                    self.availability.take_part(part)
                 self.labels.append(container_label(wanted.uid, "cuda"))
                 return True
         return False
@@ -116,7 +116,7 @@ class Simulation:
         """Some pod is over."""
         place = self.dice.randrange(len(self.labels))
         self.labels[place], self.labels[-1] = self.labels[-1], self.labels[place]
-        self.room.drop_part(self.labels.pop())
+        self.availability.drop_part(self.labels.pop())
 
 
 async def measure(nodes: int, pods: int) -> list[Figure]:
@@ -124,16 +124,16 @@ async def measure(nodes: int, pods: int) -> list[Figure]:
     section = ClusterSection()
     # neither is asked: filters look at what is known
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
-    pool_room = PoolRoom(section, pool, pool)
+    pool_follower = PoolFollower(section, pool, pool)
     each = max(1, 2 * pods // (nodes * SLOTS))  # half of the vGPUs are taken
-    pool_room.room.take_all(*books(nodes, each))
-    pool_room.is_known = True
-    simulation = Simulation(pool_room, nodes)
+    pool_follower.availability.take_all(*books(nodes, each))
+    pool_follower.is_known = True
+    simulation = Simulation(pool_follower, nodes)
     while len(simulation.labels) < pods:
         if not simulation.bind():
             raise SystemExit(f"{nodes} nodes have no room for {pods} pods: name more")
     cluster = Cluster.__new__(Cluster)
-    extender = Extender(section, cluster, pool_room)
+    extender = Extender(section, cluster, pool_follower)
     for node in simulation.nodes:
         count = str(SLOTS * each)
         extender.devices.take_node(

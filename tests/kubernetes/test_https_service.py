@@ -19,7 +19,7 @@ from sluice.kubernetes.cluster import Cluster
 from sluice.kubernetes.configuration import KubernetesConfig
 from sluice.kubernetes.extender import Extender
 from sluice.kubernetes.https_service import MOST_BYTES, CannotListen, listening
-from sluice.kubernetes.pool_room import PoolRoom
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.pool_client.access import Access, Credentials
 from sluice.pool_client.async_client import AsyncPoolClient
 
@@ -58,11 +58,11 @@ def config_of(keys: Path, *, client_ca: bool) -> KubernetesConfig:
 
 def extender_of(config: KubernetesConfig) -> Extender:
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
-    pool_room = PoolRoom(config.kubernetes, pool, pool)
-    return Extender(config.kubernetes, Cluster.__new__(Cluster), pool_room)
+    pool_follower = PoolFollower(config.kubernetes, pool, pool)
+    return Extender(config.kubernetes, Cluster.__new__(Cluster), pool_follower)
 
 
-class Asker:
+class Client:
     """Whoever asks, with a certificate or none."""
 
     def __init__(self, config: KubernetesConfig, keys: Path) -> None:
@@ -83,10 +83,10 @@ class Asker:
             return answer.status, await answer.text()
 
 
-async def asker(keys: Path, *, client_ca: bool) -> AsyncIterator[Asker]:
+async def asker(keys: Path, *, client_ca: bool) -> AsyncIterator[Client]:
     config = config_of(keys, client_ca=client_ca)
     async with listening(config, extender_of(config)):
-        yield Asker(config, keys)
+        yield Client(config, keys)
 
 
 def test_only_who_shows_the_schedulers_certificate_filters_and_binds(keys: Path) -> None:
@@ -152,7 +152,7 @@ def test_who_sends_slowly_is_let_go_and_keeps_nobody_else_waiting(
             for _, writing in slow:
                 writing.write(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
             await asyncio.sleep(0.1)
-            asks = Asker(config, keys)
+            asks = Client(config, keys)
             assert (await asks.post("filter", FILTER))[0] == 200  # at once: other places
             assert (await asks.post("mutate", {}))[0] == 400  # once the slow ones are let go
             answers = [await reading.readline() for reading, _ in slow]

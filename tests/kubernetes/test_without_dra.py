@@ -203,28 +203,17 @@ def test_more_pods_than_there_is_room_for_are_all_served(
     served_job(cluster, PODS // 3, pod("", computes)["spec"])  # two at a time
 
 
-def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
-    cluster: ClusterPool, extended: ExtendedPool
-) -> None:
-    cluster.stop_part("extender", signal.SIGKILL)
-    try:
-        cluster.apply(pod("plain", container("c", "/bin/true", claim="")))
-        cluster.wait_for_phase("plain", "Succeeded")
-        wanted = json.dumps(pod("wants", asking("cuda", "/bin/vector_add", count=1)))
-        assert not cluster.rig.try_kubectl("apply", "-f", "-", stdin=wanted)
-    finally:
-        cluster.start_part("extender")
-        extended.wait_for("extender")
-    cluster.rig.kubectl("apply", "-f", "-", stdin=wanted)
-    assert "wrong 0" in cluster.finished("wants")
-
-
-def test_the_charts_pods_do_the_same(
+def test_a_webhook_that_is_down_stops_no_pod_without_vgpus_and_the_charts_pods_take_over(
     cluster: ClusterPool, extended: ExtendedPool, service_image: None
 ) -> None:
     """As `helm install` makes them, with the rights and the confinement that they have."""
     for part in PARTS:
-        cluster.stop_part(part)
+        cluster.stop_part(part, signal.SIGKILL)
+    cluster.apply(pod("plain", container("c", "/bin/true", claim="")))
+    cluster.wait_for_phase("plain", "Succeeded")
+    wants = pod("wants", asking("cuda", "/bin/vector_add", memory=500))
+    with pytest.raises(RigError, match="failed calling webhook"):
+        cluster.apply(wants)
     objects = rendered(
         mode="extended-resources",
         controllerAddresses=f"127.0.0.1:{cluster.plane.rest_port}",
@@ -255,8 +244,10 @@ def test_the_charts_pods_do_the_same(
             words = ("rollout", "status", f"{kind}/sluice-{name}", "--timeout=120s")
             kubectl("-n", namespace, *words)
         extended.wait_for("extender")
-        cluster.apply(pod("charted", asking("cuda", "/bin/vector_add", memory=500)))
-        assert "wrong 0" in cluster.finished("charted")
+        cluster.apply(wants)
+        assert "wrong 0" in cluster.finished("wants")
+        claims = cluster.folder / "run" / "claims"
+        wait_for(lambda: not list(claims.glob("*")), 60, cluster.state)
         wait_for(lambda: not cluster.parts_of_reservation(), 60, cluster.state)
     finally:
         kept = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")

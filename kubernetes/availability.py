@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The room of what the pool has reserved for a cluster: what is free where. Pure.
 
-Kept by pool_room.py, asked by the scheduler extender and the device plugin. It is a copy of the
+Kept by pool_follower.py, asked by the scheduler extender and the device plugin. It is a copy of the
 controller's books and decides nothing alone: a place that is chosen here counts once the controller
 has kept the part. It promises that asking for one node costs the same however large the pool is,
 and that a change costs what has changed.
@@ -81,7 +81,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class Room:
+class Availability:
     """Every share, and every part of them; `reach_all`: a node of the cluster uses every GPU."""
 
     label: str

@@ -16,13 +16,13 @@ from pool_bench import PoolBench
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import GpuKey, OwnerKind, Reservation
 from sluice.controller.pool.reservations.parts import Place as PartPlace
+from sluice.kubernetes.availability import Availability, Part, Place
 from sluice.kubernetes.cluster import Cluster
 from sluice.kubernetes.configuration import ClusterSection
 from sluice.kubernetes.device_plugin import Devices, listed
 from sluice.kubernetes.extender import Extender
 from sluice.kubernetes.pod_requests import ContainerWant, PodWant
-from sluice.kubernetes.pool_room import PoolRoom
-from sluice.kubernetes.room import Part, Place, Room
+from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.pool_client.access import Access, Credentials
 from sluice.pool_client.async_client import AsyncPoolClient
 
@@ -45,8 +45,8 @@ def whole(number: int, *slots: tuple[str, int, int], **more: Any) -> dict[str, A
     }
 
 
-def room(*wholes: dict[str, Any], reach_all: bool = False, **gpus: str) -> Room:
-    found = Room(LABEL, reach_all)
+def room(*wholes: dict[str, Any], reach_all: bool = False, **gpus: str) -> Availability:
+    found = Availability(LABEL, reach_all)
     well = {"state": "up", "mode": "pooled", "health": "ok"}
     found.take_all(wholes, {GPU: well, OTHER: {**well, **gpus}})
     return found
@@ -137,7 +137,7 @@ def test_the_controller_keeps_what_has_room_and_refuses_what_has_none(overhead_m
         compute_percent=25,
     )
     [gpu] = {str(slot.key) for slot in held.slots}
-    books = Room(LABEL)
+    books = Availability(LABEL)
     slots = [(gpu, slot.memory_mib, slot.compute_percent) for slot in held.slots]
     well = {"state": "up", "mode": "pooled", "health": "ok"}
     books.take_all([whole(0, *slots)], {gpu: well})
@@ -230,10 +230,10 @@ def test_the_quick_look_says_what_the_long_one_says() -> None:
 def extender() -> Extender:
     """One that knows its room, and asks nobody."""
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
-    pool_room = PoolRoom(ClusterSection(), pool, pool)
-    pool_room.room = room(whole(1, *FOUR))
-    pool_room.is_known = True
-    made = Extender(ClusterSection(), Cluster.__new__(Cluster), pool_room)
+    pool_follower = PoolFollower(ClusterSection(), pool, pool)
+    pool_follower.availability = room(whole(1, *FOUR))
+    pool_follower.is_known = True
+    made = Extender(ClusterSection(), Cluster.__new__(Cluster), pool_follower)
     for name in ("n1", "n2", LONG):
         made.devices.take_node(node(name, "4"))
     return made
@@ -326,9 +326,9 @@ JSON = st.recursive(
 )
 def test_whatever_is_sent_to_the_extender_is_answered(found: Any, where: tuple[str, int]) -> None:
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
-    pool_room = PoolRoom(ClusterSection(), pool, pool)
-    pool_room.is_known = True
-    made = Extender(ClusterSection(), Cluster.__new__(Cluster), pool_room)
+    pool_follower = PoolFollower(ClusterSection(), pool, pool)
+    pool_follower.is_known = True
+    made = Extender(ClusterSection(), Cluster.__new__(Cluster), pool_follower)
     asked: dict[str, Any] = {"Pod": pod_object(), "NodeNames": ["n1"], where[0]: found}
     json.dumps(made.filter(asked))
     json.dumps(made.prioritize(asked))

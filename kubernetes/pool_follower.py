@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the pool's books, so that room.py's copy is theirs: a part at a time as it changes.
+"""Follows the pool's books, so that availability.py's copy is theirs: a part at a time.
 
 Run by the scheduler extender, which so knows at each filter what is free, and asks nobody for it.
 What it keeps or gives back itself counts at once; the controller's refusal takes it out again, and
@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 
+from sluice.kubernetes.availability import Availability, Part, part_of
 from sluice.kubernetes.configuration import ClusterSection
 from sluice.kubernetes.naming import project_of
-from sluice.kubernetes.room import Part, Room, part_of
 from sluice.pool_client.async_client import AsyncPoolClient
 from sluice.pool_client.errors import PoolError, Refused
 
@@ -26,7 +26,7 @@ _PARTS = ("part.made", "part.ended")
 _OTHERS = ("reservation.", "node.", "gpu.")
 
 
-class PoolRoom:
+class PoolFollower:
     """The copy, and the two ways to change the pool's books. Methods raise PoolError."""
 
     def __init__(
@@ -35,7 +35,7 @@ class PoolRoom:
         self._section = section
         self._viewer = viewer
         self._pool = pool
-        self.room = Room(section.label, reach_all=section.reach is not None)
+        self.availability = Availability(section.label, reach_all=section.reach is not None)
         self.is_known = False  # it was looked at once
         self.looks = 0  # at everything
         self.changed = asyncio.Event()  # something was given back, or is reserved
@@ -49,12 +49,12 @@ class PoolRoom:
         self._since.clear()
         reservations = await self._viewer.every("/reservations", "reservations")
         gpus = {each["id"]: each for each in await self._viewer.every("/gpus", "gpus")}
-        self.room.take_all(reservations, gpus)
+        self.availability.take_all(reservations, gpus)
         for label, part in self._since.items():  # what was listed may be older
             if part is None:
-                self.room.drop_part(label)
+                self.availability.drop_part(label)
             else:
-                self.room.take_part(part)
+                self.availability.take_part(part)
         self.is_known = True
         self.looks += 1
         self.changed.set()
@@ -63,12 +63,12 @@ class PoolRoom:
         """Whether there is a part of that label, which the copy may not know yet."""
         if not self.is_known:
             await self.look()
-        if label in self.room.parts:
+        if label in self.availability.parts:
             return True
         for each in await self._viewer.every("/reservations", "reservations", owner=label):
-            if each["state"] == "held" and each["within"] in self.room.wholes:
+            if each["state"] == "held" and each["within"] in self.availability.wholes:
                 self._take(part_of(each))
-        return label in self.room.parts
+        return label in self.availability.parts
 
     async def keep(self, part: Part, namespace: str, priority: int) -> None:
         """Has the controller keep a part. Raises PoolError, and has changed nothing then."""
@@ -78,7 +78,7 @@ class PoolRoom:
             "project": project_of(self._section.project, namespace),
             "priority": priority,
         }
-        before = self.room.parts.get(part.label)
+        before = self.availability.parts.get(part.label)
         if before is not None and before != part:
             await self.give_back(part.label)
         self._take(part)
@@ -110,11 +110,11 @@ class PoolRoom:
 
     def _take(self, part: Part) -> None:
         self._since[part.label] = part
-        self.room.take_part(part)
+        self.availability.take_part(part)
 
     def _drop(self, label: str) -> None:
         self._since[label] = None
-        self.room.drop_part(label)
+        self.availability.drop_part(label)
         self.changed.set()
 
     async def _follow_events(self) -> None:
@@ -134,9 +134,9 @@ class PoolRoom:
     async def _look_at(self, reservation_id: str) -> None:
         """One part that has changed."""
         found = await self._viewer.get(f"/reservations/{reservation_id}")
-        known = self.room.parts.get(found["owner"])
+        known = self.availability.parts.get(found["owner"])
         is_held = found["state"] == "held"
-        if is_held and found["within"] in self.room.wholes:
+        if is_held and found["within"] in self.availability.wholes:
             self._take(part_of(found))
         elif not is_held and known is not None and known.id in ("", found["id"]):
             self._drop(found["owner"])
