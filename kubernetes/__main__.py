@@ -88,7 +88,7 @@ async def run_device_plugin(config: KubernetesConfig) -> None:
         _pool(config, config.controller.token_file) as pool,
         _pool(config, config.controller.viewer_token_file) as viewer,
     ):
-        pool_follower = PoolFollower(section, viewer, pool)
+        pool_follower = PoolFollower(section, viewer, pool, node=node.node_name)
         parts = Parts(
             cluster,
             pool_follower,
@@ -99,7 +99,8 @@ async def run_device_plugin(config: KubernetesConfig) -> None:
         )
         plugin = DevicePlugin(section, node, parts)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(pool_follower.look_for_ever())
+            seconds = section.publish_seconds * NODES_PATIENCE
+            tasks.create_task(pool_follower.look_for_ever(seconds, parts=False))
             tasks.create_task(plugin.sweep_for_ever())
             tasks.create_task(DevicePluginSocket(node.kubelet_dir, plugin).serve())
 
@@ -119,6 +120,9 @@ async def run_extender(config: KubernetesConfig) -> None:
             tasks.create_task(Pods(section, cluster, pool_follower, extender).run())
             tasks.create_task(renew_for_ever(config.extender, context))
 
+
+#: There are many nodes, and what is reserved for one changes seldom.
+NODES_PATIENCE = 4
 
 PARTS = {
     "node": run_node,

@@ -30,9 +30,16 @@ class PoolFollower:
     """The copy, and the two ways to change the pool's books. Methods raise PoolError."""
 
     def __init__(
-        self, section: ClusterSection, viewer: AsyncPoolClient, pool: AsyncPoolClient
+        self,
+        section: ClusterSection,
+        viewer: AsyncPoolClient,
+        pool: AsyncPoolClient,
+        *,
+        node: str = "",
     ) -> None:
+        """`node`: of whose GPUs alone it is to know; "": of all."""
         self._section = section
+        self._node = "" if section.reach else node
         self._viewer = viewer
         self._pool = pool
         self.availability = Availability(section.label, reach_all=section.reach is not None)
@@ -43,12 +50,14 @@ class PoolFollower:
         self._since: dict[str, Part | None] = {}  # parts that changed while it is looked
         self._told = ""
 
-    async def look(self) -> None:
-        """At everything."""
+    async def look(self, *, parts: bool = True) -> None:
+        """At everything; without `parts` at what is reserved alone."""
         self._stale.clear()
         self._since.clear()
-        reservations = await self._viewer.every("/reservations", "reservations")
-        gpus = {each["id"]: each for each in await self._viewer.every("/gpus", "gpus")}
+        only = {} if parts else {"owner": self._section.label}
+        reservations = await self._viewer.every("/reservations", "reservations", **only)
+        of_node = {"node": self._node} if self._node else {}
+        gpus = {each["id"]: each for each in await self._viewer.every("/gpus", "gpus", **of_node)}
         self.availability.take_all(reservations, gpus)
         for label, part in self._since.items():  # what was listed may be older
             if part is None:
@@ -106,7 +115,7 @@ class PoolFollower:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_events())
-            tasks.create_task(self.look_for_ever())
+            tasks.create_task(self.look_for_ever(self._section.publish_seconds))
 
     def _take(self, part: Part) -> None:
         self._since[part.label] = part
@@ -141,11 +150,11 @@ class PoolFollower:
         elif not is_held and known is not None and known.id in ("", found["id"]):
             self._drop(found["owner"])
 
-    async def look_for_ever(self) -> None:
+    async def look_for_ever(self, seconds: float, *, parts: bool = True) -> None:
         """Now and then alone, for whoever is one of many and cannot have the events."""
         while True:
             try:
-                await self.look()
+                await self.look(parts=parts)
                 self._told = ""
             except PoolError as error:
                 self._tell(str(error))
@@ -153,7 +162,7 @@ class PoolFollower:
                 continue
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stale.wait(), self._section.publish_seconds)
+                await asyncio.wait_for(self._stale.wait(), seconds)
 
     def _tell(self, text: str) -> None:
         if text != self._told:
