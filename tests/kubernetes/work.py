@@ -18,7 +18,7 @@ from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
 WORKS = ("sh", "-c", "while :; do /bin/vector_add; sleep 0.3; done")
 #: Has one session, which is to outlive what is restarted.
 HOLDS = ("/bin/hold_vgpu", "600")
-PODS = int(os.environ.get("SLUICE_KUBERNETES_PODS", "15"))
+PODS = int(os.environ.get("SLUICE_KUBERNETES_PODS", "12"))
 
 
 def holding(cluster: ClusterPool, name: str, **more: Any) -> dict[str, Any]:
