@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
@@ -180,6 +180,7 @@ def test_the_controller_keeps_what_has_room_and_refuses_what_has_none(overhead_m
     assert answers == {True, False}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2500), st.integers(1, 60)), max_size=12)
 )
@@ -321,6 +322,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     JSON, st.sampled_from(list(itertools.product(("Pod", "NodeNames", "Node", "PodUID"), (1, 2))))
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonpatch
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.kubernetes.naming import container_label
@@ -98,6 +98,7 @@ def test_an_init_container_has_no_vgpu_without_dra() -> None:
         read_pod(pod(initContainers=[limited(vgpu="1")]))
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_whatever_is_sent_as_a_pod_is_read_or_refused(found: Any) -> None:
     for sent in (found, {"metadata": found, "spec": found}, pod(found), pod(container=found)):
@@ -212,6 +213,7 @@ def test_our_own_words_beside_others_count() -> None:
     assert limits_of(patched(sent, Spelling.HAMI)) == {MEMORY: "500", VGPU: "1"}
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_whatever_is_sent_for_review_is_answered_or_refused(found: Any) -> None:
     whole = {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u", "object": found}}
