@@ -31,7 +31,7 @@ from sluice.kubernetes.extender_arguments import (
     scored,
 )
 from sluice.kubernetes.node_devices import NodeDevices, count_of
-from sluice.kubernetes.pod_requests import PodRequestError, PodWant, read_pod
+from sluice.kubernetes.pod_requests import PodRequestError, PodWant, names_vgpus, read_pod
 from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.pool_client.errors import PoolError
 
@@ -74,6 +74,8 @@ class Extender:
             return filter_error(str(error))
         if not self._pool_follower.is_known:
             return filter_error(UNKNOWN)
+        if not pod.containers:  # it names vGPUs, and wants none
+            return filtered(nodes, {})
         failed: dict[str, str] = {}
         having: list[str] = []
         count = count_of(pod)
@@ -125,8 +127,13 @@ class Extender:
         pod = read_pod(found)
         if pod.uid != wanted.uid:
             raise PodRequestError(f"pod {pod.namespace}/{pod.name} is another one now")
-        if not pod.containers:
-            raise PodRequestError("the pod asks for no vGPU: another binds it")
+        if not names_vgpus(found["spec"]):
+            raise PodRequestError("the pod names no vGPU: another binds it")
+        bound = found["spec"].get("nodeName")
+        if bound == wanted.node:
+            return  # the scheduler asks again, as it did not hear the answer
+        if bound:
+            raise PodRequestError(f"the pod is on node {bound} already")
         if not self._pool_follower.is_known:
             raise PodRequestError(UNKNOWN)
         room = self._pool_follower.availability
@@ -139,13 +146,16 @@ class Extender:
             raise PodRequestError(why)
         self.devices.take_pod(pod, wanted.node)  # before the next one is looked at
         priority = self._section.priority_of(found)
+        fresh = [part for part in parts if room.parts.get(part.label) != part]
         kept: list[Part] = []
         try:
-            for part in parts:
+            for part in fresh:
                 kept.append(part)  # of one that was not answered it is not known
                 await self._pool_follower.keep(part, pod.namespace, priority)
             await self._cluster.bind(wanted.namespace, wanted.name, wanted.uid, wanted.node)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ClusterError) and not error.status:
+                raise  # it may be bound: pods.py sees whether it is
             self.devices.drop_pod(pod.uid)
             for part in kept:
                 try:

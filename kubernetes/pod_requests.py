@@ -85,6 +85,15 @@ def wants_of(spec: Mapping[str, Any]) -> Iterator[ContainerWant]:
         yield want
 
 
+def names_vgpus(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod names a resource of ours, though it be none of it; raises PodRequestError."""
+    return any(
+        name in limits_of(container, path)
+        for path, container, _ in containers_of(spec)
+        for name in OWN
+    )
+
+
 def containers_of(
     spec: Mapping[str, Any],
 ) -> Iterator[tuple[str, Mapping[str, Any], bool]]:

@@ -67,6 +67,8 @@ class Pods:
                 self._extender.devices.take_pod(wanted, str(node))
                 continue
             unbound.update(wanted.labels())
+            if (pod.get("spec") or {}).get("schedulingGates"):
+                continue  # nobody has looked for room for it
             if wanted.uid not in self._extender.waiting:  # an extender of before had it
                 self._extender.remember(wanted, "", pod)
         self._extender.devices.keep_pods(alive)

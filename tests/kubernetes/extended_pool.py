@@ -11,10 +11,12 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from control_plane import wait_for
 from free_ports import free_port
@@ -147,6 +149,12 @@ class ExtendedPool:
             return False
         made = json.loads(self.rig.kubectl(*words, stdin=json.dumps(tried)))
         return VGPU in made["spec"]["containers"][0]["resources"]["limits"]
+
+    def ask(self, verb: str, arguments: dict[str, Any]) -> Any:
+        """What the extender answers to whoever reaches its port."""
+        trusted = ssl.create_default_context(cafile=str(self._tls / "tls.crt"))
+        address = f"https://127.0.0.1:{self.port}/{verb}"
+        return httpx.post(address, json=arguments, verify=trusted, timeout=60).json()
 
     def allocatable(self) -> str:
         """How many vGPUs the node has."""

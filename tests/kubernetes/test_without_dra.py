@@ -63,11 +63,13 @@ def test_pods_get_what_they_name_and_else_the_reservations_own(
         pod("both", asking("cuda", "/bin/vector_add", count=1, memory=500, compute=10)),
         pod("plain", asking("cuda", "/bin/vector_add", count=1)),
         pod("size", asking("cuda", "/bin/vector_add", memory=300)),  # which the webhook makes one
+        pod("none", container("c", "/bin/true", claim="", resources={"limits": {VGPU: "0"}})),
     )
     made = cluster.rig.get("pod", "size")["spec"]["containers"][0]["resources"]
     assert made["limits"][VGPU] == made["requests"][VGPU] == "1"
     for name in ("both", "plain", "size"):
         assert "wrong 0" in cluster.finished(name)
+    cluster.wait_for_phase("none", "Succeeded")
     assert granted(cluster, 3) == {
         (500, 10, "kubernetes.default"),
         (MEMORY_MIB, COMPUTE_PERCENT, "kubernetes.default"),
@@ -110,6 +112,31 @@ def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: Ex
         for each in cluster.pods_of_vgpus()
     }
     assert shown == {("default", "two", uid, "one"), ("default", "two", uid, "other")}
+
+
+def test_a_pod_that_is_bound_is_not_bound_again_and_keeps_its_room(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(
+        pod("holds", asking("cuda", *HOLDS, count=1, memory=500)),
+        pod("other", container("c", "/bin/sleep", "600", claim="")),
+    )
+    wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
+    held = cluster.plane.session_worker_pids()
+    uids = {name: cluster.rig.get("pod", name)["metadata"]["uid"] for name in ("holds", "other")}
+    for name, uid, node, says in (
+        ("holds", uids["holds"], NODE, ""),  # as a scheduler asks that did not hear the answer
+        ("holds", uids["holds"], "elsewhere", "the pod is on node 127.0.0.1 already"),
+        ("holds", uids["other"], NODE, "is another one now"),
+        ("other", uids["other"], NODE, "the pod names no vGPU"),
+        ("gone", uids["other"], NODE, "404"),
+    ):
+        asked = {"PodNamespace": "default", "PodName": name, "PodUID": uid, "Node": node}
+        error = extended.ask("bind", asked)["Error"]
+        assert says in error
+        assert bool(error) == bool(says)
+    assert cluster.plane.session_worker_pids() == held
+    assert len(cluster.parts_of_reservation()) == 1
 
 
 def test_another_pods_process_is_not_let_in(cluster: ClusterPool, extended: ExtendedPool) -> None:
