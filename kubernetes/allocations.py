@@ -59,16 +59,6 @@ class Allocations:
             raise AllocationError(f"{path} is of other devices: delete the pod")
         return uid
 
-    def uids(self) -> set[str]:
-        """Every UID that some device has."""
-        found = set()
-        for path in self._folder.glob("*.json"):
-            try:
-                found.add(str(json.loads(path.read_text())["uid"]))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # it is half written, or another's
-        return found
-
 
 def _checked(devices: Iterable[str]) -> list[str]:
     named = sorted(devices)

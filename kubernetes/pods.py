@@ -2,9 +2,8 @@
 """The cluster's pods and nodes: what is over is given back, and who waits for room is woken.
 
 Run by `sluice-kubernetes extender`, beside extender.py. The scheduler tries a pod again when the
-cluster changes, and room is the pool's: so whoever found none has an annotation with the reason,
-which is written anew when there is room, and that the scheduler sees. It keeps no state that is not
-found again.
+cluster changes, and room is the pool's to give: so a pod that found none gets an annotation once
+there is some, and that the scheduler sees. It keeps no state that is not found again.
 """
 
 from __future__ import annotations
