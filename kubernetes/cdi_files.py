@@ -70,8 +70,8 @@ class CdiFiles:
 
 
 def _device(uid: str, folder: str, job: str, count: int) -> CdiDevice:
-    return CdiDevice(
-        claim_label(uid),
-        [Mount(folder, SOCKET_FOLDER_IN_CONTAINER)],
-        {"SLUICE_CHANNEL": "shm", "SLUICE_JOB": job, "SLUICE_VGPU": str(count)},
-    )
+    variables = {"SLUICE_CHANNEL": "shm", "SLUICE_JOB": job, "SLUICE_VGPU": str(count)}
+    if count > 1:  # where they are was decided with the claim, and it may be one card
+        variables["SLUICE_SAME_GPU"] = "true"
+    mounts = [Mount(folder, SOCKET_FOLDER_IN_CONTAINER)]
+    return CdiDevice(claim_label(uid), mounts, variables)

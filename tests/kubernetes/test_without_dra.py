@@ -34,6 +34,8 @@ from tests.rigs.kubernetes.rig import NODE, RigError
 
 pytestmark = pytest.mark.kubernetes
 
+MERGE = ("--type=merge",)
+
 
 @pytest.fixture(scope="module")
 def extended(cluster: ClusterPool) -> Iterator[ExtendedPool]:
@@ -112,6 +114,43 @@ def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: Ex
         for each in cluster.pods_of_vgpus()
     }
     assert shown == {("default", "two", uid, "one"), ("default", "two", uid, "other")}
+
+
+def test_sidecars_containers_that_begin_anew_and_several_vgpus(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    twice = "/bin/vector_add; test -e /data/x || { touch /data/x; exit 1; }"
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    sidecar = asking("side", *HOLDS, count=1, memory=200, compute=5, restartPolicy="Always")
+    cluster.apply(
+        pod("pair", asking("cuda", "/bin/device_query", count=2, memory=300, compute=5)),
+        pod(
+            "again",
+            asking("cuda", "/bin/sh", "-c", twice, count=1, memory=300, volumeMounts=mounts),
+            restartPolicy="OnFailure",
+            volumes=[{"name": "data", "emptyDir": {}}],
+        ),
+    )
+    assert "devices" in cluster.finished("pair")
+    assert "wrong 0" in cluster.finished("again")
+    [status] = cluster.rig.get("pod", "again")["status"]["containerStatuses"]
+    assert status["restartCount"] == 1
+    beside = asking("cuda", "/bin/vector_add", count=1, memory=300, compute=5)
+    cluster.apply(pod("beside", beside, initContainers=[sidecar]))
+    assert "wrong 0" in cluster.finished("beside")
+    gated = asking("cuda", "/bin/vector_add", count=1, memory=300, compute=5)
+    long = "x" * 180
+    cluster.apply(pod(long, gated, schedulingGates=[{"name": "example.com/later"}]))
+    assert not cluster.parts_of_reservation() or cluster.phase(long) == "Pending"
+    cluster.rig.kubectl("patch", "pod", long, "-p", '{"spec": {"schedulingGates": []}}', *MERGE)
+    assert "wrong 0" in cluster.finished(long)
+    first = asking("first", "/bin/vector_add", count=1)
+    with pytest.raises(RigError, match="an init container cannot have"):
+        cluster.apply(pod("wrong", beside, initContainers=[first]))
+    for quantity in ("65", "-1", "1500m"):
+        wrong = container("c", "true", claim="", resources={"limits": {VGPU: quantity}})
+        with pytest.raises(RigError, match=f"{quantity}: give a whole number, 0 to 64"):
+            cluster.apply(pod("wrong", wrong))
 
 
 def test_a_pod_that_is_bound_is_not_bound_again_and_keeps_its_room(
