@@ -96,8 +96,9 @@ class ClusterPool:
 
     def clear(self) -> None:
         """Removes what tests made in the cluster; nothing of it is left in the pool."""
-        for kind in ("job,pod", "resourceclaim,resourceclaimtemplate"):
-            self.rig.kubectl("delete", kind, "--all", "--grace-period=1", "--timeout=120s")
+        kinds = "job,pod,resourceclaim,resourceclaimtemplate"
+        self.rig.kubectl("delete", kinds, "--all", "--grace-period=1", "--wait=false")
+        wait_for(lambda: not self.rig.get(kinds)["items"], 120, self.state)
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
