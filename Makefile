@@ -136,9 +136,9 @@ host-packages: build/.packages native ## dist/sluice-host_*.deb and dist/sluice-
 release: build/.packages ## dist/release/VERSION from a clean tree: wheel, packages, bundles, bill of materials, checksums (docs/releases.md)
 	flock build/.release.lock $(PY) packaging/release.py $(RELEASE_OPTIONS)
 
-images: guest-bundle ## container images of controller, server and guest runtime by buildah, of package mirrors alone (as root)
+images: guest-bundle ## container images of controller, server, guest runtime and the parts of a Kubernetes cluster by buildah, of package mirrors alone (as root)
 	packaging/containers/base.sh $(MIRROR)
-	for part in controller server guest; do \
+	for part in controller server guest kubernetes; do \
 	  buildah build --isolation chroot --network host $(BUILD_ARGS) -f packaging/containers/$$part.Containerfile -t sluice-$$part . || exit 1; \
 	done
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim, and all of
-# Kubernetes as one program that is called by the names of its parts. Each is built once: where TARGET has it from the same
+# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim, helm, and all
+# of Kubernetes as one program that is called by the names of its parts. Each is built once: where TARGET has it from the same
 # sources, nothing is done. `build_kubernetes.sh VENV TARGET`; SLUICE_GO_JOBS (2) compile at once; about ten minutes and
 # 5 GB of Go's build cache from nothing. SLUICE_BUILD_LOCK names a file to lock for each step, where others build, too.
 set -eu
@@ -33,5 +33,6 @@ build etcd etcd .
 for program in containerd containerd-shim-runc-v2 ctr; do build node $program github.com/containerd/containerd/v2/cmd/$program; done
 build kube kube . k8s.io/client-go/kubernetes k8s.io/kubernetes/cmd/kube-apiserver/app k8s.io/kubectl/pkg/cmd \
   k8s.io/kubernetes/cmd/kubelet/app k8s.io/kubernetes/cmd/kube-controller-manager/app
+build helm helm helm.sh/helm/v4/cmd/helm # shares most of its packages with kubectl
 for part in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sf kube "$target/$part"; done
 gcc -Os -static -s -o "$target/pause" "$sources/pause.c"

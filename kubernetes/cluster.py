@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster's API, as much as is needed: what is read, watched and written, as JSON.
 
-Used by node_plugin.py and publishing.py, over the asynchronous part of the `kubernetes` client,
-which knows service accounts, kubeconfig files and tokens that are renewed. Objects stay JSON: what
-a newer API server adds is kept, and what an older one drops is seen.
+Used by every part, over the asynchronous half of the `kubernetes` client, which knows service
+accounts, kubeconfig files and tokens that are renewed. Objects stay JSON: what a newer API server
+adds is kept, and what an older one drops is seen.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -114,10 +115,59 @@ class Cluster:
             if not error.is_not_found:
                 raise
 
+    async def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        """A pod."""
+        return await self._told(self._core.read_namespaced_pod(name, namespace))
+
+    async def pods(self) -> tuple[dict[str, dict[str, Any]], str]:
+        """Every pod, by UID, and the version of the list, to follow them from."""
+
+        async def listing(**options: Any) -> dict[str, Any]:
+            query = [(name.lstrip("_"), value) for name, value in options.items()]
+            return await self._asked("GET", "/api/v1/pods", query=query)
+
+        found, version = await self._pages(listing)
+        return {each["metadata"]["uid"]: each for each in found}, version
+
+    async def nodes(self) -> tuple[list[dict[str, Any]], str]:
+        """Every node, and the version of the list, to follow them from."""
+
+        async def listing(**options: Any) -> dict[str, Any]:
+            query = [(name.lstrip("_"), value) for name, value in options.items()]
+            return await self._asked("GET", "/api/v1/nodes", query=query)
+
+        return await self._pages(listing)
+
+    async def follow_nodes(self, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """As `follow_pods`."""
+        async for event in self._follow(self._core.list_node, version):
+            yield event
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """Has a pod run on a node."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"namespace": namespace, "name": name, "uid": uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        place = {"namespace": namespace, "name": name}
+        await self._told(
+            self._asked("POST", "/api/v1/namespaces/{namespace}/pods/{name}/binding", place, body)
+        )
+
+    async def annotate_pod(self, namespace: str, name: str, key: str, text: str) -> None:
+        """Says something in an annotation of a pod."""
+        body = {"metadata": {"annotations": {key: text}}}
+        place = {"namespace": namespace, "name": name}
+        await self._told(
+            self._asked("PATCH", "/api/v1/namespaces/{namespace}/pods/{name}", place, body)
+        )
+
     async def pod_priority_class(self, namespace: str, name: str) -> str:
         """The priority class of a pod, "" where it has none or is gone."""
         try:
-            pod = await self._told(self._core.read_namespaced_pod(name, namespace))
+            pod = await self.pod(namespace, name)
         except ClusterError as error:
             if error.is_not_found:
                 return ""
@@ -129,38 +179,73 @@ class Cluster:
 
         Ends when the API server ends the watch, as it does after a while.
         """
-        watching = watch.Watch()
+        listing = self._objects.list_cluster_custom_object
+        async for event in self._follow(listing, version, GROUP, VERSION, "resourceclaims"):
+            yield event
+
+    async def follow_pods(self, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """The same for pods."""
+        async for event in self._follow(self._core.list_pod_for_all_namespaces, version):
+            yield event
+
+    async def _follow(
+        self, listing: Any, version: str, *words: str
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        watching = watch.Watch(return_type="object")
         try:
             async for event in watching.stream(
-                self._objects.list_cluster_custom_object,
-                *(GROUP, VERSION, "resourceclaims"),
-                resource_version=version,
-                timeout_seconds=WATCH_SECONDS,
+                listing, *words, resource_version=version, timeout_seconds=WATCH_SECONDS
             ):
                 yield event["type"], event["raw_object"]
         except ApiException as error:
             raise ClusterError(f"{error.status} {error.reason}", error.status) from None
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise ClusterError(f"the claims are not followed: {error or 'no answer'}") from None
+            raise ClusterError(f"a watch has ended: {error or 'no answer'}") from None
         finally:
             await watching.close()
 
     async def _every(self, plural: str, **options: Any) -> tuple[list[dict[str, Any]], str]:
+        listing = self._objects.list_cluster_custom_object
+        return await self._pages(listing, GROUP, VERSION, plural, **options)
+
+    async def _pages(
+        self, listing: Any, *words: str, **options: Any
+    ) -> tuple[list[dict[str, Any]], str]:
         found: list[dict[str, Any]] = []
         more = ""
         while True:
             if more:
                 options["_continue"] = more
-            listed = await self._told(
-                self._objects.list_cluster_custom_object(
-                    GROUP, VERSION, plural, limit=PAGE, **options
-                )
-            )
+            listed = await self._told(listing(*words, limit=PAGE, **options))
             found += listed["items"]
             metadata = listed.get("metadata") or {}
             more = metadata.get("continue") or ""
             if not more:
                 return found, str(metadata.get("resourceVersion") or "")
+
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        place: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        query: Sequence[tuple[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """JSON as it is: the client's own methods make models of it, which lose or refuse parts."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        words = await self._client.param_serialize(
+            *(method, path, dict(place or {}), list(query)),
+            {"Accept": "application/json", "Content-Type": kind},
+            body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*words)
+        text = await answer.read()
+        if not 200 <= answer.status <= 299:
+            reason = answer.reason
+            raise ApiException(answer.status, reason, text.decode(errors="replace"))
+        found: dict[str, Any] = json.loads(text)
+        return found
 
     async def _told(self, call: Any) -> dict[str, Any]:
         try:

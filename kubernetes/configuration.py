@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """kubernetes.conf as a model: what an operator may set for the cluster's parts.
 
-Read by `sluice-kubernetes node` and `sluice-kubernetes controller`. Credentials of the cluster are
+Read by every part of `sluice-kubernetes`. Credentials of the cluster are
 the pod's service account, or a kubeconfig file.
 """
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import LogSection, RestSection, pairs
+from sluice.config.sections import IpAddress, LogSection, Port, RestSection, pairs, split_commas
+from sluice.kubernetes.spellings import Spelling
 from sluice.resources.vgpu_request import PRIORITY, PROJECT
 
 DEFAULT_PATH = Path("/etc/sluice/kubernetes.conf")
@@ -46,8 +49,8 @@ class ControllerSection(RestSection):
     )
     viewer_token_file: Path | None = Field(
         None,
-        description="the file with a viewer's token, which only `sluice-kubernetes controller` "
-        "needs (empty: none is needed)",
+        description="the file with a viewer's token, which `sluice-kubernetes controller` "
+        "and the parts for clusters without DRA need (empty: none is needed)",
     )
 
 
@@ -81,13 +84,23 @@ class ClusterSection(Section):
         description="priority classes and the pool's priorities, with commas: batch=-5, urgent=20 "
         "(others have 0)",
     )
+    spellings: Annotated[tuple[Spelling, ...], BeforeValidator(split_commas)] = Field(
+        (),
+        description="whose names of resources the webhook reads besides ours, with commas: nvidia, "
+        "hami, bitfusion, orionx (empty: nobody's, as another device plugin may have them)",
+    )
     publish_seconds: float = Field(
         15.0, ge=1, le=3600, description="how often slices and claims are looked at, {bounds}"
     )
 
+    def priority_of(self, pod: Mapping[str, Any]) -> int:
+        """The pool's priority of a pod (JSON), by its priority class."""
+        name = (pod.get("spec") or {}).get("priorityClassName")
+        return self.priorities.get(str(name), 0)
+
 
 class NodeSection(Section):
-    """[node]: what `sluice-kubernetes node` finds on its host."""
+    """[node]: what the parts of a node find on its host."""
 
     server_run_dir: Path = Field(
         Path("/run/sluice"), description="the run_dir of this host's sluice-server"
@@ -99,6 +112,35 @@ class NodeSection(Section):
         Path("/var/run/cdi"), description="the folder that the container runtime reads CDI from"
     )
     kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's folder")
+    node_name: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=253,
+        description="what the cluster calls this node; only the device plugin asks",
+        json_schema_extra={"default": "the host's name"},
+    )
+    cdi: bool = Field(
+        True,
+        description="true or false: the device plugin names CDI devices, or else mounts and "
+        "variables, for container runtimes without CDI",
+    )
+
+
+class ExtenderSection(Section):
+    """[extender]: where `sluice-kubernetes extender` listens, for scheduler and API server."""
+
+    bind_addr: IpAddress = Field("0.0.0.0", description="the address to listen on")
+    port: Port = Field(9443, description="the port to listen on, HTTPS")
+    cert_file: Path = Field(
+        Path("/etc/sluice-tls/tls.crt"),
+        description="its certificate, which the webhook's caBundle and the scheduler's CA check",
+    )
+    key_file: Path = Field(Path("/etc/sluice-tls/tls.key"), description="the certificate's key")
+    client_ca_file: Path | None = Field(
+        None,
+        description="the CA of the scheduler's certificate (tlsConfig of its extender), without "
+        "which nobody filters and binds (empty: who reaches the port can bind a pod that waits)",
+    )
 
 
 class KubernetesConfig(BaseModel):
@@ -110,6 +152,7 @@ class KubernetesConfig(BaseModel):
     controller: ControllerSection = Field(default_factory=ControllerSection)
     kubernetes: ClusterSection = Field(default_factory=ClusterSection)
     node: NodeSection = Field(default_factory=NodeSection)
+    extender: ExtenderSection = Field(default_factory=ExtenderSection)
 
 
 def read_kubernetes_config(path: Path | None) -> KubernetesConfig:

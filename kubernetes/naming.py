@@ -9,12 +9,19 @@ folder `kubernetes` has no __init__.py: `import kubernetes` in a checkout is the
 from __future__ import annotations
 
 import re
+import uuid
 
 DRIVER = "vgpu.sluice.io"
+#: What containers ask for where there is no DRA: vGPUs, and what each of them is to be.
+VGPU = "sluice.io/vgpu"
+VGPU_MEMORY = "sluice.io/vgpu-memory-mib"
+VGPU_COMPUTE = "sluice.io/vgpu-compute"
 #: Of the CDI specifications of claims; `sluice.io/vgpu` are those that an operator makes.
 CDI_KIND = "sluice.io/claim"
 MEMORY, COMPUTE, SLICES = "memory", "compute", "slices"
 LABEL_PREFIX = "claim-"
+CONTAINER_PREFIX = "container-"
+_CONTAINERS = uuid.UUID("5d0c6f0e-8a3e-5c52-9f3b-6f1d0f6f2b11")  # of the names of containers
 #: Kubernetes: a DNS label.
 LONGEST_DEVICE = 63
 LONGEST_ATTRIBUTE = 32
@@ -53,6 +60,11 @@ def claim_label(uid: str) -> str:
 def claim_of_label(label: str) -> str:
     """The claim's UID; "" where it is no claim's."""
     return label.removeprefix(LABEL_PREFIX) if label.startswith(LABEL_PREFIX) else ""
+
+
+def container_label(pod_uid: str, container: str) -> str:
+    """The label of a container's part of a reservation: the same wherever it is asked."""
+    return f"{CONTAINER_PREFIX}{uuid.uuid5(_CONTAINERS, f'{pod_uid}/{container}')}"
 
 
 def attribute_name(label: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -154,6 +154,7 @@ class NodePlugin(dra_grpc.DRAPluginServicer):
             project=project,
             count=len(wanted.results),
             priority=priority,
+            pod_name=_only_pod(found),
         )
         device = self._files.put(wanted.uid, prepared.folder, prepared.job, len(wanted.results))
         log.info("claim %s/%s: prepared as %s", wanted.namespace, wanted.name, label)
@@ -227,3 +228,10 @@ class NodePlugin(dra_grpc.DRAPluginServicer):
         except Refused as refused:
             if not refused.is_not_found:
                 raise
+
+
+def _only_pod(claim: Mapping[str, Any]) -> str:
+    """The pod that a claim is reserved for; "" where there are several."""
+    found = (claim.get("status") or {}).get("reservedFor") or ()
+    pods = [str(each.get("name")) for each in found if each.get("resource") == "pods"]
+    return pods[0] if len(pods) == 1 else ""

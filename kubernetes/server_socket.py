@@ -28,11 +28,25 @@ class Prepared:
     job: str
 
 
+@dataclass(frozen=True)
+class HeldClaim:
+    """A claim that the server has: namespace/name, its part's label, and the UID of its pod."""
+
+    name: str
+    label: str
+    pod: str  # "": of a DRA claim
+
+
 class ServerSocket:
     """The server of this host. Every method raises ServerError."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._path = run_dir / "claims.sock"
+
+    def folder_of(self, uid: str) -> str:
+        """What `prepare` will answer for that claim."""
+        return str(self._run_dir / "claims" / uid / "socket")
 
     async def prepare(self, **terms: Any) -> Prepared:
         """Has a claim's processes let in; asked again, it answers the same."""
@@ -47,6 +61,11 @@ class ServerSocket:
         """Names of the claims that are prepared, by UID."""
         found: dict[str, str] = (await self._ask("list", {}))["claims"]
         return found
+
+    async def held(self) -> dict[str, HeldClaim]:
+        """The claims that are prepared, by UID, with what each is of."""
+        found = (await self._ask("held", {}))["held"]
+        return {uid: HeldClaim(**terms) for uid, terms in found.items()}
 
     async def _ask(self, verb: str, what: dict[str, Any]) -> dict[str, Any]:
         try:

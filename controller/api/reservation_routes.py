@@ -168,6 +168,7 @@ def reservation_routes(grant_service: GrantService) -> APIRouter:
         _: Viewer,
         state: Literal["waiting", "held", "ended", "live", "all"] = "live",
         origin: Annotated[str | None, Query(description="only this adapter's")] = None,
+        owner: Annotated[str | None, Query(description="only this owner's")] = None,
         limit: Limit = DEFAULT_LIMIT,
         marker: Marker = None,
     ) -> ReservationList:
@@ -176,6 +177,7 @@ def reservation_routes(grant_service: GrantService) -> APIRouter:
             r
             for r in pool.reservations.values()
             if origin in (None, r.origin)
+            and owner in (None, r.owner)
             and (
                 state in ("all", r.state.value)
                 or (state == "live" and r.state is not ReservationState.ENDED)

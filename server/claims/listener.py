@@ -2,10 +2,11 @@
 """The socket for the platform's part on this host: Kubernetes' node plugin.
 
 Started by server.service. One line of JSON is a request, one is the answer, one request a
-connection: {"prepare": {uid, name, label, project, count, priority}} has a claim's processes let
-in, and is answered with the folder to mount and the token of its job; {"release": {uid, why}} ends
-what runs of it; {"list": {}} names what there is; {"sessions": {uid}} says what runs. Only root may
-ask: the socket is mode 0600, and the peer's credentials are looked at besides.
+connection: {"prepare": {uid, name, label, project, count, priority, pod, pod_name, container}} has
+a claim's processes let in, and is answered with the folder to mount and the token of its job;
+{"release": {uid, why}} ends what runs of it; {"list": {}} names what there is, {"held": {}} says
+besides of which pod and part; {"sessions": {uid}} says what runs. Only root may ask: the socket is
+mode 0600, and the peer's credentials are looked at besides.
 """
 
 from __future__ import annotations
@@ -67,9 +68,16 @@ class ClaimsListener:
             return {"released": await self._claims.release(read_uid(found), text)}
         if verb == "list":
             return {"claims": {uid: terms.name for uid, terms in self._claims.terms.items()}}
+        if verb == "held":
+            return {
+                "held": {
+                    uid: {"name": terms.name, "label": terms.label, "pod": terms.pod}
+                    for uid, terms in self._claims.terms.items()
+                }
+            }
         if verb == "sessions":
             return {"sessions": self._claims.sessions(read_uid(found))}
-        raise RequestError("request", verb[:40], "ask for prepare, release, list or sessions")
+        raise RequestError("request", verb[:40], "ask for prepare, release, list, held or sessions")
 
 
 def _uid(connected: socket.socket) -> int:

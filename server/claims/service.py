@@ -58,9 +58,19 @@ class ClaimAdmission(Admission):
         self._terms = terms
         self._folder = GivenFolder(folder)
 
+    def take(self, terms: ClaimTerms) -> None:
+        """Whoever comes from now on is held against these."""
+        self._terms = terms
+
     def container_of(self, peer: Peer) -> Container:
         """The peer's container; raises RefusalError, PeerGone."""
         found = super().container_of(peer)
+        if self._terms.pod and found.pod != self._terms.pod:
+            raise RefusalError(
+                CudaStatus.NOT_PERMITTED,
+                f"this process is in no container of pod {self._terms.name} ({self._terms.pod}), "
+                "by whose socket it came: ask for sluice.io/vgpu in its own pod",
+            )
         if not self._folder.is_given_to(peer.pid):
             raise RefusalError(
                 CudaStatus.NOT_PERMITTED,
@@ -82,13 +92,14 @@ class ClaimSocket(UnixListener):
         identities: ContainerIdentities,
         places: Places,
     ) -> None:
-        admission = ClaimAdmission(identities, terms, path.parent)
-        super().__init__(path, lifecycle, arena_mib, terms.name, admission, places)
+        self._claim_admission = ClaimAdmission(identities, terms, path.parent)
+        super().__init__(path, lifecycle, arena_mib, terms.name, self._claim_admission, places)
         self._terms = terms
 
     def take(self, terms: ClaimTerms) -> None:
         """Whoever comes from now on has these."""
         self._terms = terms
+        self._claim_admission.take(terms)
 
     def _requester(self, peer: Peer, asked: OpenSession, container: Container) -> Requester:
         return replace(super()._requester(peer, asked, container), claim=self._terms)

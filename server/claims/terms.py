@@ -17,6 +17,9 @@ from sluice.resources.vgpu_request import COUNT, PRIORITY, PROJECT, RequestError
 
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAME = re.compile(r"[a-z0-9.-]{1,253}/[a-z0-9.-]{1,253}")
+_POD = re.compile(r"[0-9a-f-]{1,64}")
+_POD_NAME = re.compile(r"[a-z0-9.-]{1,253}")
+_CONTAINER = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _WHAT_NAME = "NAMESPACE/NAME in small letters, digits, `-` and `.`"
 
@@ -31,6 +34,10 @@ class ClaimTerms:
     project: str
     count: int = 1
     priority: int = 0
+    pod: str = ""  # the UID of the one pod whose processes are let in; "": the mounts decide alone
+    # for people, where the platform knows it: whose the claim is, and which of its containers'
+    pod_name: str = ""
+    container: str = ""
     job: str = ""  # the token by which its processes share a grant; a secret of its containers
 
     def to_record(self) -> dict[str, Any]:
@@ -55,6 +62,9 @@ def read_terms(found: Mapping[str, Any]) -> ClaimTerms:
         project=_text(found, "project", re.compile(PROJECT.pattern), PROJECT.allowed),
         count=COUNT.check("count", _number(found, "count", 1)),
         priority=PRIORITY.check("priority", _number(found, "priority", 0)),
+        pod=_optional(found, "pod", _POD, "the pod's UID"),
+        pod_name=_optional(found, "pod_name", _POD_NAME, "the pod's name"),
+        container=_optional(found, "container", _CONTAINER, "the name of a container"),
         job=job,
     )
 
@@ -66,6 +76,10 @@ def _text(found: Mapping[str, Any], field: str, pattern: re.Pattern[str], allowe
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise RequestError(field, shown(str(value)), f"give {allowed}")
     return value
+
+
+def _optional(found: Mapping[str, Any], field: str, pattern: re.Pattern[str], allowed: str) -> str:
+    return _text(found, field, pattern, allowed) if found.get(field) else ""
 
 
 def _number(found: Mapping[str, Any], field: str, default: int) -> int:

@@ -143,6 +143,12 @@ FAMILIES = (
         "1: whose the vGPU is, as this host knows it (user, vm, container, address).",
         ("gpu", "vgpu", "owner_kind", "owner"),
     ),
+    Family(
+        "sluice_vgpu_pod",
+        "gauge",
+        "1: the Kubernetes pod that has the vGPU, and its container where that is known.",
+        ("gpu", "vgpu", "namespace", "pod", "pod_uid", "container"),
+    ),
 )  # fmt: skip
 
 
@@ -335,6 +341,10 @@ class SessionFigures:
                 samples.add("sluice_vgpu_sessions", len(place.sessions), *at)
                 who = self._followed[min(place.sessions)].session.requester
                 samples.add("sluice_vgpu_owner", 1, *at, who.owner_kind.value, who.owner_name)
+                if who.claim:
+                    namespace = who.claim.name.partition("/")[0]
+                    pod = (namespace, who.claim.pod_name, who.container.pod, who.claim.container)
+                    samples.add("sluice_vgpu_pod", 1, *at, *pod)
                 if at in used:  # else no worker has said it yet
                     samples.add("sluice_vgpu_memory_used_bytes", used[at] * MIB, *at)
         self._fill_times(samples)

@@ -111,7 +111,7 @@ class BarePool(pool_pb2_grpc.PoolServicer):
     async def ReleaseGrant(  # noqa: N802
         self, request: rpc.GrantRelease, context: Any
     ) -> rpc.GrantReleased:
-        """Room for the next."""
+        """Availability for the next."""
         await self._commits.commit()
         while self._line and (turn := self._line.popleft()):
             if not turn.done():

@@ -33,6 +33,7 @@ from console_load import console_figures  # noqa: E402
 from container_identity import identity_figures  # noqa: E402
 from counted import run_counted  # noqa: E402
 from diverting import diverting_figures  # noqa: E402
+from extender import extender_figures  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
@@ -336,6 +337,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "grants": store_figures,
     "placement": decision_figures,
     "containers": identity_figures,
+    "extender": extender_figures,
     "restart": restart_figures,
     "queue": queue_figures,
     "console": console_figures,

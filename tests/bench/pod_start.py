@@ -50,7 +50,7 @@ def running_cluster() -> Iterator[ClusterPool]:
         rig.up()
         try:
             ClusterPool.load_images(rig, ROOT / "build" / "programs", Path(folder))
-            for name in ("rbac.yaml", "classes.yaml"):
+            for name in ("namespaces.yaml", "rbac.yaml", "classes.yaml"):
                 rig.kubectl("apply", "-f", str(ROOT / "kubernetes" / "manifests" / name))
             pool = ClusterPool(rig, Path(folder))
             try:

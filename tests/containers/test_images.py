@@ -23,7 +23,12 @@ def instructions(path: Path) -> list[str]:
 
 
 def test_there_is_one_for_each_part() -> None:
-    assert [path.name.partition(".")[0] for path in FILES] == ["controller", "guest", "server"]
+    assert [path.name.partition(".")[0] for path in FILES] == [
+        "controller",
+        "guest",
+        "kubernetes",
+        "server",
+    ]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -37,12 +42,18 @@ def test_the_base_is_an_argument_and_no_host_is_named(path: Path) -> None:
         assert not re.search(r"\b[\w-]+\.(io|org|com|net)/", text.replace("nvidia.com/gpu", ""))
 
 
-def test_the_controller_is_no_root_and_no_compiler_is_asked_for() -> None:
-    lines = instructions(FOLDER / "controller.Containerfile")
+@pytest.mark.parametrize(
+    ("part", "user", "begins"),
+    [("controller", "64200", "ENTRYPOINT"), ("kubernetes", "65532", "CMD")],
+)
+def test_what_needs_no_root_has_none_and_no_compiler_is_asked_for(
+    part: str, user: str, begins: str
+) -> None:
+    lines = instructions(FOLDER / f"{part}.Containerfile")
     users = [line.split()[1] for line in lines if line.startswith("USER")]
-    assert users == ["64200"]
-    assert lines.index("USER 64200") < next(
-        at for at, line in enumerate(lines) if line.startswith("ENTRYPOINT")
+    assert users == [user]
+    assert lines.index(f"USER {user}") < next(
+        at for at, line in enumerate(lines) if line.startswith(begins)
     )
     assert not any("build-essential" in line for line in lines)
 
@@ -55,9 +66,12 @@ def test_what_is_copied_into_images_is_there() -> None:
                     assert (CHECKOUT / source).exists(), f"{path.name}: {source}"
 
 
-def test_images_have_all_that_the_project_depends_on() -> None:
-    command = [sys.executable, FOLDER / "requirements.py", CHECKOUT / "pyproject.toml", "libvirt"]
+@pytest.mark.parametrize("extras", [["libvirt"], ["kubernetes"]])
+def test_images_have_all_that_the_project_depends_on(extras: list[str]) -> None:
+    command = [sys.executable, FOLDER / "requirements.py", CHECKOUT / "pyproject.toml", *extras]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["libvirt"]]
+    wanted = list(project["dependencies"])
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
     assert printed.splitlines() == wanted

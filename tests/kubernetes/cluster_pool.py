@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from scrapes import Scrape
 
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import NODE, KubernetesRig
@@ -43,6 +45,7 @@ class ClusterPool:
             token_file=self.folder / "node.token",
             # a server that is killed in a test is away for a moment, not lost
             server={"node_name": NODE, "prestart_workers": 1},
+            metrics={},
             patience=10,
         )
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
@@ -81,7 +84,7 @@ class ClusterPool:
         ):
             token = self.rig.kubectl("-n", place, "create", "token", account).strip()
             self.rig.write_kubeconfig(self.folder / f"{name}.kubeconfig", token)
-            self._configure(name)
+            self.configure(name)
             self.start_part(name)
         self.wait_for_slices()
 
@@ -93,8 +96,9 @@ class ClusterPool:
 
     def clear(self) -> None:
         """Removes what tests made in the cluster; nothing of it is left in the pool."""
-        for kind in ("job,pod", "resourceclaim,resourceclaimtemplate"):
-            self.rig.kubectl("delete", kind, "--all", "--grace-period=1", "--timeout=120s")
+        kinds = "job,pod,resourceclaim,resourceclaimtemplate"
+        self.rig.kubectl("delete", kinds, "--all", "--grace-period=1", "--wait=false")
+        wait_for(lambda: not self.rig.get(kinds)["items"], 120, self.state)
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
@@ -108,13 +112,13 @@ class ClusterPool:
         events = self.rig.kubectl("get", "events", "--sort-by=.lastTimestamp")
         logs = "".join(
             f"\n--- {name}\n" + (self.folder / f"{name}.out").read_text()[-3000:]
-            for name in ("node", "controller-part", "server")
+            for name in ("node", "controller-part", "device-plugin", "extender", "server")
             if (self.folder / f"{name}.out").exists()
         )
         return f"{listed}\n{events[-3000:]}\n{json.dumps(self.plane.grants())[:2000]}{logs}"
 
     def start_part(self, name: str) -> None:
-        """`node` or `controller`."""
+        """A part of `sluice-kubernetes`."""
         out = self.folder / ("controller-part.out" if name == "controller" else f"{name}.out")
         configuration = self.folder / f"{name}-part.conf"
         with out.open("ab") as file:
@@ -138,7 +142,8 @@ class ClusterPool:
         path.write_text(answer.json()["secret"])
         path.chmod(0o600)
 
-    def _configure(self, name: str) -> None:
+    def configure(self, name: str) -> None:
+        """A part's kubernetes.conf."""
         (self.folder / f"{name}-part.conf").write_text(
             f"""[log]
 log_dir = {self.folder}/log
@@ -185,6 +190,11 @@ cdi_dir = {self.rig.cdi}
         answer = self.plane.rest.get(f"/reservations/{self.whole['id']}/parts")
         found: list[dict[str, Any]] = answer.json()["parts"]
         return found
+
+    def pods_of_vgpus(self) -> list[dict[str, str]]:
+        """The labels of sluice_vgpu_pod in what the server shows Prometheus."""
+        text = httpx.get(f"{self.plane.metrics_url}/metrics").text
+        return [dict(labels) for labels in Scrape(text).series("sluice_vgpu_pod")]
 
     # the cluster
 

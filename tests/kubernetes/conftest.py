@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.cluster_pool import ClusterPool
+from tests.kubernetes.service_image import load
 from tests.rigs.kubernetes.rig import CHECKOUT, KubernetesRig
 
 PROGRAMS = CHECKOUT / "build" / "programs"
@@ -45,7 +46,7 @@ def rig(bundle: Path) -> Iterator[KubernetesRig]:
     made.up()
     try:
         ClusterPool.load_images(made, PROGRAMS, bundle)
-        for name in ("rbac.yaml", "classes.yaml"):
+        for name in ("namespaces.yaml", "rbac.yaml", "classes.yaml"):
             made.kubectl("apply", "-f", str(MANIFESTS / name))
         yield made
     finally:
@@ -62,6 +63,12 @@ def cluster(rig: KubernetesRig, bundle: Path) -> Iterator[ClusterPool]:
         yield pool
     finally:
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def service_image(rig: KubernetesRig) -> None:
+    """The image of the parts of a cluster is there."""
+    load(rig)
 
 
 @pytest.fixture(autouse=True)

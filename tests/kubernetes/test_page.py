@@ -18,7 +18,6 @@ import yaml
 from control_plane import wait_for
 from walkthrough import Instead, Walkthrough
 
-from tests.kubernetes import service_image
 from tests.kubernetes.cluster_pool import CUDA_IMAGE, ClusterPool
 from tests.kubernetes.conftest import MANIFESTS
 from tests.rigs.kubernetes.rig import API_PORT, CHECKOUT, NODE, PROGRAMS
@@ -26,7 +25,7 @@ from tests.rigs.kubernetes.rig import API_PORT, CHECKOUT, NODE, PROGRAMS
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 INSTALLED = Path("/opt/sluice")
-OWN = ("rbac.yaml", "classes.yaml")
+OWN = ("namespaces.yaml", "rbac.yaml", "classes.yaml")
 #: There is no service network in the rig: pods reach the API server where it listens.
 ENVIRONMENT = (
     "env: [{name: KUBERNETES_SERVICE_HOST, value: 127.0.0.1}, "
@@ -38,15 +37,14 @@ WITH_ENVIRONMENT = (
 
 
 @pytest.fixture
-def untold(cluster: ClusterPool, bundle: Path) -> Iterator[ClusterPool]:
+def untold(cluster: ClusterPool, bundle: Path, service_image: None) -> Iterator[ClusterPool]:
     """A cluster that has been told nothing of Sluice, and a node with the guest bundle."""
     rig = cluster.rig
-    service_image.load(rig)
     for part in list(cluster.parts):
         cluster.stop_part(part)
     cluster.plane.rest.delete(f"/reservations/{cluster.whole['id']}")
     rig.kubectl("delete", "resourceslices", "--all")
-    for name in OWN:
+    for name in reversed(OWN):
         rig.kubectl("delete", "-f", str(MANIFESTS / name))
     if INSTALLED.exists():
         pytest.skip(f"{INSTALLED} is this machine's own")
@@ -60,7 +58,8 @@ def untold(cluster: ClusterPool, bundle: Path) -> Iterator[ClusterPool]:
         for name in ("node.yaml", "controller.yaml"):
             rig.kubectl("delete", "--ignore-not-found", "-f", str(MANIFESTS / name))
         rig.kubectl("delete", "--ignore-not-found", "resourceslices", "--all")
-        rig.kubectl("delete", "-f", str(MANIFESTS / "rbac.yaml"), "--timeout=120s")
+        for name in ("rbac.yaml", "namespaces.yaml"):
+            rig.kubectl("delete", "-f", str(MANIFESTS / name), "--timeout=120s")
         for each in cluster.plane.rest.get("/reservations").json()["reservations"]:
             cluster.plane.rest.delete(f"/reservations/{each['id']}")
         for name in OWN:

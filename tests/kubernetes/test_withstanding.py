@@ -4,66 +4,24 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from typing import Any
 
 import pytest
 from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.work import (
+    HOLDS,
+    PODS,
+    WORKS,
+    held_sessions,
+    holding,
+    served_job,
+    still_works,
+    working,
+)
 
 pytestmark = pytest.mark.kubernetes
-
-#: Adds two vectors, says so, and waits a little, for ever: its sessions come and go. A program that
-#: begins while there is no server has no vGPU, and is begun anew.
-WORKS = ("sh", "-c", "while :; do /bin/vector_add; sleep 0.3; done")
-#: Has one session, which is to outlive what is restarted.
-HOLDS = ("/bin/hold_vgpu", "600")
-PODS = int(os.environ.get("SLUICE_KUBERNETES_PODS", "30"))
-
-
-def holding(cluster: ClusterPool, name: str, **more: Any) -> dict[str, Any]:
-    """A pod that holds a session, once it does."""
-    cluster.apply(
-        template("small", "500Mi", "10"),
-        pod(name, container("cuda", *HOLDS), claim_template="small", **more),
-    )
-    cluster.wait_for_phase(name, "Running")
-    wait_for(lambda: cluster.plane.session_worker_pids(), 120, cluster.state)
-    found: dict[str, Any] = cluster.rig.get("pod", name)
-    return found
-
-
-def working(cluster: ClusterPool, name: str) -> None:
-    """A pod that works, once it does."""
-    cluster.apply(
-        template("small", "500Mi", "10"),
-        pod(name, container("cuda", *WORKS), container("holds", *HOLDS), claim_template="small"),
-    )
-    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
-    still_works(cluster, name)
-
-
-def held_sessions(cluster: ClusterPool) -> list[str]:
-    running = cluster.plane.sessions("running")
-    return [each["id"] for each in running if each["program"] == "hold_vgpu"]
-
-
-def still_works(cluster: ClusterPool, name: str) -> None:
-    """It says of more additions than before that they are right."""
-    before = additions(cluster, name)
-    wait_for(lambda: additions(cluster, name) > before + 1, 180, cluster.state)
-    assert cluster.phase(name) == "Running"
-
-
-def additions(cluster: ClusterPool, name: str) -> int:
-    words = ("logs", name, "-c", "cuda")
-    if not cluster.rig.try_kubectl(*words):
-        return 0
-    log = cluster.rig.kubectl(*words)
-    assert "wrong" not in log.replace("wrong 0", "")
-    return log.count("wrong 0")
 
 
 def test_every_part_restarts_while_a_pod_works(cluster: ClusterPool) -> None:
@@ -106,36 +64,9 @@ def test_a_pod_is_prepared_once_what_was_down_is_back(cluster: ClusterPool) -> N
 
 
 def test_more_pods_than_there_is_room_for_are_all_served(cluster: ClusterPool) -> None:
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "many"},
-        "spec": {
-            "completions": PODS,
-            "parallelism": PODS,
-            "backoffLimit": 0,
-            "template": {
-                "spec": pod("", container("cuda", "/bin/vector_add"), claim_template="large")[
-                    "spec"
-                ]
-            },
-        },
-    }
-    cluster.apply(template("large", "1800Mi", "40"), job)  # two at a time
-
-    def finished() -> bool:
-        # while they are served, the pool never gives more than is reserved
-        parts = cluster.parts_of_reservation()
-        held = [slot for part in parts for slot in part["slots"]]
-        assert sum(slot["memory_mib"] for slot in held) <= 3600
-        assert sum(slot["compute_percent"] for slot in held) <= 80
-        status = cluster.rig.get("job", "many")["status"]
-        assert not status.get("failed"), cluster.state()
-        return bool(status.get("succeeded") == PODS)
-
-    wait_for(finished, 60 + 20 * PODS, cluster.state)
-    logs = cluster.rig.kubectl("logs", "-l", "job-name=many", "--tail=-1", "--max-log-requests=500")
-    assert logs.count("wrong 0") == PODS
+    cluster.apply(template("large", "1800Mi", "40"))  # two at a time
+    computes = pod("", container("cuda", "/bin/vector_add"), claim_template="large")
+    served_job(cluster, PODS, computes["spec"])
 
 
 def test_a_claim_that_is_deleted_stays_until_its_pod_ends(cluster: ClusterPool) -> None:
@@ -206,6 +137,8 @@ def test_containers_of_a_pod_share_its_claim(cluster: ClusterPool) -> None:
     assert len(containers) == 2
     uid = cluster.rig.get("pod", "shares")["metadata"]["uid"]
     assert {each["container"]["pod"] for each in cluster.plane.sessions()} == {uid}
+    [shown] = cluster.pods_of_vgpus()
+    assert (shown["namespace"], shown["pod"], shown["pod_uid"]) == ("default", "shares", uid)
 
 
 def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) -> None:

@@ -153,6 +153,20 @@ def test_who_was_not_given_the_claims_folder_is_refused(claims: Claims) -> None:
 
 
 @needs_native
+def test_a_claim_of_one_pod_serves_no_other_process_though_it_has_the_folder(
+    claims: Claims,
+) -> None:
+    pod = str(uuid.uuid4())
+    claim = claims.prepare(pod=pod, pod_name="trains", container="cuda")
+    ran = claims.run(claim)
+    assert ran.returncode != 0
+    assert f"this process is in no container of pod red/claim ({pod})" in ran.stderr
+    assert claims.plane.grants() == []
+    held = ask_claims(claims.run_dir, {"held": {}})["held"][claim["uid"]]
+    assert held == {"name": "red/claim", "label": f"claim-{claim['uid']}", "pod": pod}
+
+
+@needs_native
 def test_release_ends_what_runs_and_leaves_nothing(claims: Claims) -> None:
     claim = claims.prepare()
     holder = claims.hold(claim)
@@ -222,6 +236,11 @@ def test_prepare_again_answers_the_same(claims: Claims) -> None:
         ("count", 10**9),
         ("priority", True),
         ("priority", 10**9),
+        ("pod", "../x"),
+        ("pod", 7),
+        ("pod_name", "x" * 254),
+        ("container", "Upper"),
+        ("container", "c" * 64),
     ],
 )
 def test_what_is_wrong_is_named(claims: Claims, field: str, value: object) -> None:

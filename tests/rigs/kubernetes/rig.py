@@ -77,7 +77,7 @@ class KubernetesRig:
 
     # life
 
-    def up(self, feature_gates: str = "", extender: str = "") -> None:
+    def up(self, feature_gates: str = "") -> None:
         """Starts it, and returns when the node is ready; raises RigError."""
         if not (PROGRAMS / "kube").exists():
             raise RigError(f"{PROGRAMS} has no programs: make build/.kubernetes")
@@ -91,7 +91,7 @@ class KubernetesRig:
         (KUBELET / "device-plugins").mkdir(parents=True, exist_ok=True)
         MINE.touch()
         self._make_keys()
-        self._configure(feature_gates, extender)
+        self._configure(feature_gates)
         with (self.log / "init.log").open("ab") as out:
             process = subprocess.Popen(
                 [*ALONE, "bash", str(HERE / "init.sh")],
@@ -295,21 +295,26 @@ class KubernetesRig:
         )
         path.chmod(0o600)
 
-    def _configure(self, feature_gates: str, extender: str) -> None:
+    def extend_scheduler(self, *extenders: Mapping[str, Any]) -> None:
+        """Has the scheduler ask these (KubeSchedulerConfiguration), and no others."""
+        text = self._filled("scheduler.yaml")
+        (RUN / "scheduler.yaml").write_text(f"{text}extenders: {json.dumps(extenders)}\n")
+        self.end("kube-scheduler", signal.SIGKILL)
+
+    def _filled(self, name: str) -> str:
         values = {"RUN": str(RUN), "PKI": str(self._pki), "NODE": NODE, "CGROUP": CGROUP, **PORTS}
+        text = (HERE / "conf" / name).read_text()
+        for key, value in values.items():
+            text = text.replace(f"@{key}@", value)
+        return text
+
+    def _configure(self, feature_gates: str) -> None:
         for source in (HERE / "conf").iterdir():
-            text = source.read_text()
-            for name, value in values.items():
-                text = text.replace(f"@{name}@", value)
+            text = self._filled(source.name)
             if source.name == "kubelet.yaml" and feature_gates:
                 gates = [gate.partition("=") for gate in feature_gates.split(",")]
                 text += "featureGates:\n"
                 text += "".join(f"  {name}: {value}\n" for name, _, value in gates)
-            if source.name == "scheduler.yaml" and extender:
-                text += (
-                    f'extenders:\n- {{urlPrefix: "{extender}", filterVerb: filter, '
-                    "prioritizeVerb: prioritize, weight: 1, nodeCacheCapable: true}\n"
-                )
             (RUN / source.name).write_text(text)
         # without a network plugin the node is not ready, though the pods are on the host's network
         network = {
