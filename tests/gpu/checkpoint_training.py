@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small training of PyTorch that is told when to go on; checkpoint_sessions.py runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+class Training:
+    """Convolutions, dropout, a linear layer, SGD with momentum; the same seed each time."""
+
+    def begin(self) -> dict[str, Any]:
+        """A new model."""
+        import torch
+
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.manual_seed(7)
+        self._torch = torch
+        self._model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(32, 32, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(32 * 32 * 32, 10),
+        ).cuda()
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._inputs = torch.randn(64, 3, 32, 32, device="cuda")
+        self._labels = torch.randint(0, 10, (64,), device="cuda")
+        return {}
+
+    def train(self, steps: int) -> dict[str, Any]:
+        """So many steps; the loss of each."""
+        losses = []
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            made = self._model(self._inputs)
+            loss = self._torch.nn.functional.cross_entropy(made, self._labels)
+            loss.backward()
+            self._optimizer.step()
+            losses.append(loss.item())
+        return {"losses": losses}
+
+
+def main() -> None:
+    """Until the input ends."""
+    training = Training()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(getattr(training, asked.pop("do"))(**asked)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
