@@ -167,6 +167,7 @@ class Server:
             throttle=config.throttle.enable_computation_throttle,
             accounts=Accounts(config.projects, self._devices),
             code_cache=code_cache(section),
+            suspend=config.suspend,
         )
         self._share_out(driver, starter)
         ca_file = config.tls.data_ca_file or config.tls.ca_file
