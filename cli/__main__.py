@@ -25,6 +25,7 @@ from sluice.cli import (
     options,
     pool_commands,
     share_commands,
+    suspension_commands,
     token_commands,
     top_command,
     vgpu_commands,

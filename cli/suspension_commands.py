@@ -113,4 +113,4 @@ def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float)
 
 def _why(api: Controller, grant_id: str) -> str:
     events = api.get("/events", subject=grant_id, kind="grant.not_suspended")["events"]
-    return str(events[-1]["text"]) if events else "see `sluice event list`"
+    return str(events[0]["text"]) if events else "see `sluice event list`"
