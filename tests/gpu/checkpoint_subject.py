@@ -201,6 +201,19 @@ class Subject:
             slab.seed += 100
         return {}
 
+    def capture(self) -> Said:
+        """A stream of its own begins to capture."""
+        self.capturing = pointer()
+        self.call("cuStreamCreate", ref(self.capturing), 1)
+        self.call("cuStreamBeginCapture_v2", self.capturing, 2)
+        return {}
+
+    def end_capture(self) -> Said:
+        """And ends."""
+        made = pointer()
+        self.call("cuStreamEndCapture", self.capturing, ref(made))
+        return {}
+
     def again(self) -> Said:
         """Launches the graph once more, over memory that was cleared; then as `check`."""
         for slab in self.slabs:
