@@ -55,18 +55,38 @@ def suspension(plane: ControlPlane, grant_id: str) -> dict[str, Any] | None:
 
 
 def suspend(plane: ControlPlane, subject: Subject) -> str:
-    """By the command; the grant's id."""
+    """Until it is; the grant's id."""
     grant: str = grant_of(plane, subject.pid)["id"]
-    done = sluice(plane, "grant", "suspend", grant)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"grant {grant} is suspended\n"
+    ordered = plane.rest.post(f"/grants/{grant}/suspend")
+    assert ordered.status_code == 202, ordered.text
+
+    def is_suspended() -> bool:
+        shown = suspension(plane, grant)
+        assert shown, why_not(plane, grant)
+        return bool(shown["state"] == "suspended")
+
+    wait_for(is_suspended, message="it to be suspended")
     return grant
 
 
+def why_not(plane: ControlPlane, grant: str) -> str:
+    """Why it could not be suspended; "": nothing was in the way."""
+    answer = plane.rest.get("/events", params={"subject": grant, "kind": "grant.not_suspended"})
+    return "; ".join(event["text"] for event in answer.json()["events"])
+
+
+def refused(plane: ControlPlane, subject: Subject | Prompted) -> str:
+    """Why it is not suspended: it goes on."""
+    grant: str = grant_of(plane, subject.pid)["id"]
+    assert plane.rest.post(f"/grants/{grant}/suspend").status_code == 202
+    wait_for(lambda: suspension(plane, grant) is None, message="it to be refused")
+    return why_not(plane, grant)
+
+
 def resume(plane: ControlPlane, grant: str) -> None:
-    done = sluice(plane, "grant", "resume", grant)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"grant {grant} goes on\n"
+    ordered = plane.rest.post(f"/grants/{grant}/resume")
+    assert ordered.status_code == 202, ordered.text
+    wait_for(lambda: suspension(plane, grant) is None, message="it to go on")
 
 
 def is_still(subject: Subject) -> bool:
@@ -114,17 +134,31 @@ def test_ten_times_in_a_row_and_in_the_middle_of_its_work(
     plane: ControlPlane, begin: Begin
 ) -> None:
     subject = begin()
-    [session] = plane.sessions()
     for _ in range(10):
         for _ in range(3):
             subject.tell("again")
-        done = sluice(plane, "session", "suspend", session["id"])
-        assert done.returncode == 0, done.stderr
-        done = sluice(plane, "session", "resume", session["id"])
-        assert done.returncode == 0, done.stderr
+        resume(plane, suspend(plane, subject))
         for _ in range(3):
             assert subject.answer() == {"wrong": 0}
     is_right(subject)
+
+
+def test_the_commands_of_operators(plane: ControlPlane, begin: Begin) -> None:
+    subject = begin()
+    grant, [session] = grant_of(plane, subject.pid)["id"], plane.sessions()
+    done = sluice(plane, "session", "suspend", session["id"])
+    assert (done.returncode, done.stdout) == (0, f"grant {grant} is suspended\n"), done.stderr
+    again = sluice(plane, "grant", "suspend", grant)
+    assert again.returncode == 1
+    assert "is suspended already" in again.stderr
+    done = sluice(plane, "grant", "resume", grant)
+    assert (done.returncode, done.stdout) == (0, f"grant {grant} goes on\n"), done.stderr
+    assert sluice(plane, "grant", "suspend", "nobody").returncode == 3
+    subject.ask("capture")
+    done = sluice(plane, "grant", "suspend", grant)
+    assert done.returncode == 1
+    assert f"grant {grant} runs as before" in done.stderr
+    assert "a stream captures a graph" in done.stderr
 
 
 def test_its_place_is_another_programs_meanwhile(plane: ControlPlane, begin: Begin) -> None:
@@ -132,7 +166,7 @@ def test_its_place_is_another_programs_meanwhile(plane: ControlPlane, begin: Beg
     grant = suspend(plane, subject)
     other = begin(SLUICE_GMEM="3000", SLUICE_RATIO="100", SLUICE_WAIT="0")
     is_right(other)
-    assert sluice(plane, "grant", "resume", "--wait", "0", grant).returncode == 0
+    assert plane.rest.post(f"/grants/{grant}/resume").status_code == 202
     assert suspension(plane, grant), "there is no room for it yet"
     other.kill()
     wait_for(lambda: suspension(plane, grant) is None, message="it to go on by itself")
@@ -186,9 +220,10 @@ def test_its_worker_is_killed_while_its_memory_is_the_hosts(
     traces = seen()
     began = time.monotonic()
     os.kill(traces.worker, signal.SIGKILL)
-    traces.wait_gone("kill -9 of a suspended session's worker", began)
     with pytest.raises(Failed):
         subject.ask("check")
+    subject.kill()
+    traces.wait_gone("kill -9 of a suspended session's worker", began)
     suspend(plane, begin())
 
 
@@ -226,12 +261,9 @@ def test_the_hosts_budget_is_full(plane: ControlPlane, begin: Begin) -> None:
     first, second, third = begin(), begin(), begin()
     suspend(plane, first)
     kept = suspend(plane, second)
-    grant = grant_of(plane, third.pid)["id"]
-    refused = sluice(plane, "grant", "suspend", grant)
-    assert refused.returncode == 1
+    why = refused(plane, third)
     left = SWAP_MIB - 2 * MOVED_MIB
-    assert f"[suspend] swap_mib ({SWAP_MIB}) {left} MiB are left" in refused.stderr
-    assert suspension(plane, grant) is None
+    assert f"[suspend] swap_mib ({SWAP_MIB}) {left} MiB are left" in why
     is_right(third)
     resume(plane, kept)
     suspend(plane, third)
@@ -242,26 +274,18 @@ def test_an_endless_kernel_cannot_be_suspended_and_says_so(
 ) -> None:
     endless, beside = start(), begin()
     assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
-    grant = grant_of(plane, endless.pid)["id"]
-    refused = sluice(plane, "grant", "suspend", grant)
-    assert refused.returncode == 1
-    assert "does not come to a stop within [suspend] drain_seconds (1)" in refused.stderr
-    assert "work on the GPU" in refused.stderr
-    assert suspension(plane, grant) is None
+    why = refused(plane, endless)
+    assert "does not come to a stop within [suspend] drain_seconds (1)" in why
+    assert "work on the GPU" in why
     is_right(beside)
-    kinds = [e["kind"] for e in plane.rest.get(f"/events?subject={grant}").json()["events"]]
-    assert "grant.not_suspended" in kinds
 
 
 @CHANNELS
 def test_a_host_function_is_waited_for(plane: ControlPlane, begin: Begin, channel: str) -> None:
     subject = begin(channel)
-    grant = grant_of(plane, subject.pid)["id"]
     subject.ask("host_function", seconds=0.2)
     subject.tell("check")
-    suspended = sluice(plane, "grant", "suspend", grant)
-    assert suspended.returncode == 0, suspended.stderr
-    resume(plane, grant)
+    resume(plane, suspend(plane, subject))
     assert subject.answer() == {"wrong": 0}
 
 
@@ -269,11 +293,8 @@ def test_a_capture_is_waited_for_and_one_that_does_not_end_is_not(
     plane: ControlPlane, begin: Begin
 ) -> None:
     subject = begin()
-    grant = grant_of(plane, subject.pid)["id"]
     subject.ask("capture")
-    refused = sluice(plane, "grant", "suspend", grant)
-    assert refused.returncode == 1
-    assert "a stream captures a graph" in refused.stderr
+    assert "a stream captures a graph" in refused(plane, subject)
     subject.ask("end_capture")
     is_right(subject)
     suspend(plane, subject)
