@@ -13,7 +13,6 @@ import typer
 from sluice.cli import completion, output
 from sluice.cli.options import Address, Output, controller
 from sluice.cli.output import Format
-from sluice.cli.pool_commands import grant_app, session_app
 from sluice.cli.rest import CommandError, Controller
 from sluice.cli.waiting import follow
 
@@ -26,7 +25,6 @@ Seconds = Annotated[
 ]
 
 
-@grant_app.command("suspend")
 def suspend_grant(
     grant: Grant,
     wait: Seconds = SUSPEND_SECONDS,
@@ -37,7 +35,6 @@ def suspend_grant(
     _suspend(controller(address), f"/grants/{grant}", wait, output_format)
 
 
-@grant_app.command("resume")
 def resume_grant(
     grant: Grant,
     wait: Seconds = RESUME_SECONDS,
@@ -48,7 +45,6 @@ def resume_grant(
     _resume(controller(address), f"/grants/{grant}", wait, output_format)
 
 
-@session_app.command("suspend")
 def suspend_session(
     session: Session,
     wait: Seconds = SUSPEND_SECONDS,
@@ -59,7 +55,6 @@ def suspend_session(
     _suspend(controller(address), f"/sessions/{session}", wait, output_format)
 
 
-@session_app.command("resume")
 def resume_session(
     session: Session,
     wait: Seconds = RESUME_SECONDS,

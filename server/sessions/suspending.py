@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.sessions.records import Session, run_at_once
@@ -28,6 +29,7 @@ from sluice.server.workers.packets import Message
 log = logging.getLogger("sluice.server")
 
 RUNNING, STOPPED, OUT = "running", "stopped", "out"
+UNDER_WAY = ("stopping", "moving-out", "moving-in")
 SUSPENDED = "suspended"  # a grant all of whose sessions are out
 #: Beyond the time that a session has to come to a stop.
 ANSWER_SECONDS = 10.0
@@ -43,6 +45,7 @@ class Standing:
     state: str = RUNNING
     movable_mib: int = 0
     staying_mib: tuple[int, ...] = ()  # by vGPU of the session
+    owed: int = 0  # answers to orders that it has not given yet
     waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
 
     def take(self, message: Message, vgpus: int) -> None:
@@ -81,11 +84,12 @@ class Suspensions:
         self._grant_ids[session.id] = session.grant_id
         if status:
             standing.take(status, len(session.places))
-            if standing.state in (OUT, "moving-out", "moving-in"):
+            standing.owed = int(standing.state in UNDER_WAY)
+            if standing.state in (OUT, *UNDER_WAY):
                 self.swap.adopt(session.id, standing.movable_mib)
         session.worker.on_suspension = lambda message: self._hear(session, message)
         if standing.state == STOPPED:
-            session.worker.tell(Message("wake"))  # whoever stopped it has ended
+            self._tell(session, Message("wake"))  # whoever stopped it has ended
 
     def leave(self, session: Session) -> None:
         """Its process has ended, and what it had of the host's memory is back."""
@@ -114,7 +118,8 @@ class Suspensions:
         staying: Counter[int] = Counter()
         for session in sessions if state == SUSPENDED else ():
             for place, mib in zip(session.places, self._of(session).staying_mib, strict=False):
-                staying[place] += mib
+                # a worker that was taken over says what it likes
+                staying[place] += min(mib, session.vgpus[place].memory_mib)
         count = len(sessions[0].vgpus) if sessions else 0
         return rpc.GrantSuspension(
             grant_id=grant_id,
@@ -153,6 +158,8 @@ class Suspensions:
         sessions = self._ready(grant_id)
         if self.is_out(grant_id):
             return
+        if not self.swap.limit_mib:
+            raise OrderRefused("this node suspends nothing: set [suspend] swap_mib")
         if any(run_at_once(session.vgpus) for session in sessions):
             raise OrderRefused(
                 f"grant {grant_id} runs at once with others (MPS), which cannot be taken apart; "
@@ -252,7 +259,7 @@ class Suspensions:
         """What its worker says about an order."""
         standing = self._of(session)
         standing.waiter = asyncio.get_running_loop().create_future()
-        session.worker.tell(order, descriptors)
+        self._tell(session, order, descriptors)
         try:
             return await asyncio.wait_for(standing.waiter, seconds)
         except TimeoutError:
@@ -264,6 +271,10 @@ class Suspensions:
             standing.waiter = None
 
     # within
+
+    def _tell(self, session: Session, order: Message, descriptors: Sequence[int] = ()) -> None:
+        self._of(session).owed += 1
+        session.worker.tell(order, descriptors)
 
     def _ready(self, grant_id: str) -> list[Session]:
         sessions = self._sessions_of(grant_id)
@@ -290,13 +301,18 @@ class Suspensions:
         standing = self._standing.get(session.id)
         if standing is None:
             return
+        if not standing.owed:
+            text = "session %s: its worker says how it stands, and nobody has asked"
+            PEERS.warning("worker: suspension", session.id, text, session.id)
+            return
+        standing.owed -= 1
         standing.take(message, len(session.places))
         if standing.waiter and not standing.waiter.done():
             standing.waiter.set_result(message)
             return
         # nobody here ordered it: an earlier server did
         if standing.state == STOPPED:
-            session.worker.tell(Message("wake"))
+            self._tell(session, Message("wake"))
             return
         if standing.state == RUNNING:
             self.swap.give(session.id)

@@ -342,6 +342,21 @@ class Subject:
         """Under their addresses again."""
         return self.renew() | self.copy("in")
 
+    def copy_about(self, mib: int, times: int) -> Said:
+        """The first `mib` of the slabs to pageable and pinned memory and back, so many times."""
+        count, pinned = size(mib * MIB), pointer()
+        pageable = (ctypes.c_char * (mib * MIB))()
+        first = ctypes.c_uint64(self.slabs[0].address)
+        self.call("cuMemAllocHost_v2", ref(pinned), count)
+        for _ in range(times):
+            self.call("cuMemcpyDtoH_v2", pageable, first, count)
+            self.call("cuMemcpyHtoDAsync_v2", first, pageable, count, self.stream)
+            self.call("cuMemcpyDtoHAsync_v2", pinned, first, count, self.stream)
+            self.call("cuMemcpyHtoDAsync_v2", first, pinned, count, self.stream)
+            self.wait()
+        self.call("cuMemFreeHost", pinned)
+        return self.check()
+
     def pinned_rates(self, mib: int) -> Said:
         """Copies of slabs to memory of cuMemAllocHost and back, at the best of three: GiB/s."""
         at, best = pointer(), {"to_host": 0.0, "to_device": 0.0}

@@ -192,7 +192,7 @@ def build_one(
     command = [str(toolkit.nvcc), *options, "-o", str(program), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0 or result.stderr:
-        # A warning is a failure each time, not only the first time that a machine builds the program.
+        # A warning is a failure each time, and not only the first time on a machine.
         stamp.unlink(missing_ok=True)
         return f"{source.name} does not compile without complaint:\n{result.stdout}{result.stderr}"
     stamp.write_text(key)

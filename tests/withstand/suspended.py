@@ -29,12 +29,18 @@ Subject = Told
 
 
 def start_subject(
-    plane: ControlPlane, channel: str = "shm", *, filled: bool = True, **more: str
+    plane: ControlPlane,
+    channel: str = "shm",
+    *,
+    begun: bool = True,
+    filled: bool = True,
+    **more: str,
 ) -> Told:
-    """The program with a session; `filled`: with slabs, a pool, a graph and events."""
+    """The program; `begun`: with a session; `filled`: with slabs, a pool, a graph and events."""
     told = Told([sys.executable, str(SUBJECT)], client_environment(plane, channel, **more))
-    told.ask("begin")
-    if filled:
+    if begun:
+        told.ask("begin")
+    if begun and filled:
         told.ask("slab", mib=SLAB_MIB, piece_mib=PIECE_MIB)
         told.ask("plain", mib=PIECE_MIB)
         told.ask("pool", mib=PIECE_MIB)

@@ -9,6 +9,7 @@ how long something takes: whether a program stands still is told by what it has 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane, wait_for
 
+from .conftest import arbiter_pid
 from .prompted import ENDLESS, Prompted
 from .suspended import PIECE_MIB, SLAB_MIB, Failed, Subject, grant_of, sluice, start_subject
 from .traces import Traces
 
 SWAP_MIB = 64
-MOVED_MIB = SLAB_MIB + 3 * PIECE_MIB
+MOVED_MIB = SLAB_MIB + 5 * PIECE_MIB  # an allocation, the pool, the graph, a word of its own
 pytestmark = pytest.mark.control_plane(
     reused=True, suspend={"swap_mib": SWAP_MIB, "drain_seconds": 1}
 )
@@ -148,6 +150,7 @@ def test_the_commands_of_operators(plane: ControlPlane, begin: Begin) -> None:
     grant, [session] = grant_of(plane, subject.pid)["id"], plane.sessions()
     done = sluice(plane, "session", "suspend", session["id"])
     assert (done.returncode, done.stdout) == (0, f"grant {grant} is suspended\n"), done.stderr
+    assert " suspended " in sluice(plane, "grant", "list").stdout
     again = sluice(plane, "grant", "suspend", grant)
     assert again.returncode == 1
     assert "is suspended already" in again.stderr
@@ -342,3 +345,56 @@ def test_a_request_that_preempts_has_it_suspended_and_it_comes_back(
     wait_for(lambda: suspension(plane, grant) is None, message="the victim to come back")
     is_right(victim)
     plane.rest.delete("/quotas/default")
+
+
+def test_all_sessions_of_a_job_are_suspended_together_or_none(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    job = secrets.token_hex(16)
+    first, second = (begin(SLUICE_JOB=job, SLUICE_GMEM="128") for _ in range(2))
+    session = plane.sessions()[0]["id"]
+    alone = plane.rest.post(f"/sessions/{session}/suspend")
+    assert alone.status_code == 409
+    assert "has 2 sessions, which are suspended and resumed together" in alone.json()["detail"]
+    second.ask("capture")
+    assert "a stream captures a graph" in refused(plane, first)
+    is_right(first)
+    second.ask("end_capture")
+    grant = suspend(plane, first)
+    for subject in (first, second):
+        subject.tell("check")
+    assert is_still(first)
+    assert is_still(second)
+    late = start_subject(plane, begun=False, SLUICE_JOB=job, SLUICE_GMEM="128")
+    late.tell("begin")
+    assert is_still(late), "who joins waits until the job runs"
+    resume(plane, grant)
+    assert [first.answer(), second.answer()] == [{"wrong": 0}] * 2
+    assert "pid" in late.answer()
+    late.kill()
+    is_right(second)
+
+
+@CHANNELS
+def test_copies_are_under_way(plane: ControlPlane, begin: Begin, channel: str) -> None:
+    """A program that copies all the time: pinned memory, and pageable, there and back."""
+    subject = begin(channel, filled=False)
+    subject.ask("slab", mib=SLAB_MIB, piece_mib=PIECE_MIB)
+    for _ in range(3):
+        subject.tell("copy_about", mib=8, times=20)
+        resume(plane, suspend(plane, subject))
+        assert subject.answer() == {"wrong": 0}
+    assert subject.ask("check") == {"wrong": 0}
+
+
+def test_turns_go_on_beside_a_suspended_session_and_without_its_arbiter(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    subject, beside = begin(), begin()
+    grant = suspend(plane, subject)
+    is_right(beside)
+    os.kill(arbiter_pid(plane), signal.SIGKILL)
+    is_right(beside)
+    resume(plane, grant)
+    is_right(subject)
+    is_right(beside)
