@@ -83,6 +83,11 @@ class SuspendSection(Section):
         description="MiB of host memory that suspended sessions' device memory may take "
         "(0: none, so that nothing is suspended here)",
     )
+    ready_mib: int = Field(
+        0,
+        ge=0,
+        description="MiB of these that are kept ready, which makes suspending faster (0: none)",
+    )
     drain_seconds: float = Field(
         10.0,
         gt=0,

@@ -111,6 +111,7 @@ class Server:
             await self._turns.found(ARBITER_SECONDS)
         self._run(self._controller.run())
         self._run(self._lifecycle.times.run())
+        self._run(self._lifecycle.suspensions.swap.keep_ready())
         if nvml_beside(driver.path):
             self._run(self._watch_use(driver).run())
         self._open_unix_socket()

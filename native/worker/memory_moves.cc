@@ -89,58 +89,97 @@ void MemoryMoves::look() {
     staying_[piece.owner->index] -= std::min(piece.bytes, staying_[piece.owner->index]);
 }
 
-bool MemoryMoves::take_host(int memory, uint64_t bytes, std::string* error) {
-  struct stat about {};
-  const bool enough = fstat(memory, &about) == 0 && bytes >= movable_ &&
-                      static_cast<uint64_t>(about.st_size) >= bytes;
-  void* at = MAP_FAILED;
-  if (enough) at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-  const int why = errno;
-  ::close(memory);
-  if (at == MAP_FAILED) {
-    *error = enough ? std::string("host memory for it cannot be mapped: ") + std::strerror(why)
-                    : "the host memory for it is smaller than what is to move";
+// In a row at addresses of their own, which are those of huge pages. All descriptors are closed.
+bool MemoryMoves::take_host(const std::vector<HostPiece>& pieces, std::string* error) {
+  uint64_t bytes = 0;
+  bool good = true;
+  for (const HostPiece& piece : pieces) {
+    struct stat about {};
+    good &= piece.bytes % kGranularity == 0 && fstat(piece.memory, &about) == 0 &&
+            static_cast<uint64_t>(about.st_size) >= piece.bytes;
+    bytes += piece.bytes;
+  }
+  if (!good || bytes < movable_) {
+    *error = "the host memory for it is smaller than what is to move, or no whole slabs";
+    for (const HostPiece& piece : pieces) ::close(piece.memory);
     return false;
   }
-  host_ = static_cast<std::byte*>(at);
-  host_bytes_ = bytes;
-  // Without it copies are slower, and nothing else.
-  for (uint64_t begin = 0; begin < bytes; begin += kChunk) {
-    const uint64_t n = std::min(kChunk, bytes - begin);
-    if (session_.driver.cuMemHostRegister_v2(host_ + begin, n, CU_MEMHOSTREGISTER_PORTABLE) !=
-        CUDA_SUCCESS)
-      break;
-    registered_.push_back(begin);
+  host_bytes_ = bytes + kGranularity;
+  void* const place = mmap(nullptr, host_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  good = place != MAP_FAILED;
+  const auto reserved = reinterpret_cast<uintptr_t>(place);
+  auto* at = reinterpret_cast<std::byte*>((reserved + kGranularity - 1) & ~(kGranularity - 1));
+  reserved_ = good ? static_cast<std::byte*>(place) : nullptr;
+  host_ = good ? at : nullptr;
+  for (const HostPiece& piece : pieces) {
+    good = good && mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                        piece.memory, 0) != MAP_FAILED;
+    if (!good && error->empty())
+      *error = std::string("host memory for it cannot be mapped: ") + std::strerror(errno);
+    ::close(piece.memory);
+    at += piece.bytes;
   }
+  if (!good) return forget_host(), false;
+  register_host(pieces);
   return true;
 }
 
+// Without it copies are slower, and nothing else.
+void MemoryMoves::register_host(const std::vector<HostPiece>& pieces) {
+  session_.use(0);
+  uint64_t begin = 0;
+  for (const HostPiece& piece : pieces) {
+    for (const uint64_t end = begin + piece.bytes; begin < end; begin = chunks_.back()) {
+      const uint64_t n = std::min(kChunk, end - begin);
+      if (session_.driver.cuMemHostRegister_v2(host_ + begin, n, CU_MEMHOSTREGISTER_PORTABLE) ==
+          CUDA_SUCCESS)
+        registered_.push_back(begin);
+      chunks_.push_back(begin + n);
+    }
+  }
+}
+
 void MemoryMoves::forget_host() {
-  if (!host_) return;
+  if (!reserved_) return;
+  session_.use(0);
   for (const uint64_t begin : registered_)
     call(session_.driver.cuMemHostUnregister, static_cast<void*>(host_ + begin));
   registered_.clear();
+  chunks_.clear();
   // The last that holds these pages: the kernel gives them to others empty.
-  munmap(host_, host_bytes_);
-  host_ = nullptr;
+  munmap(reserved_, host_bytes_);
+  reserved_ = host_ = nullptr;
 }
 
-// Pieces that lie side by side, here and there, go in one copy: one of 2 MiB takes twice its time.
+// What lies side by side, here and there, in as few copies as chunks of host memory allow: the
+// driver takes none that reaches over two registered ones.
+CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
+  session_.use(first.reader->index);
+  const CUstream stream = first.reader->gpu->house;
+  CUdeviceptr device = first.places[0].address;
+  for (uint64_t at = first.host, end = at + bytes; at < end;) {
+    const auto chunk = std::upper_bound(chunks_.begin(), chunks_.end(), at);
+    const uint64_t n = std::min(end, chunk == chunks_.end() ? end : *chunk) - at;
+    const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host_ + at, device, n, stream)
+                           : session_.driver.cuMemcpyHtoDAsync_v2(device, host_ + at, n, stream);
+    if (e != CUDA_SUCCESS) return e;
+    at += n;
+    device += n;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult MemoryMoves::copy(bool out) {
   CUresult first = CUDA_SUCCESS;
   for (size_t i = 0; i < pieces_.size();) {
     const Piece& piece = pieces_[i];
-    const CUdeviceptr device = piece.places[0].address;
     uint64_t bytes = 0;
     for (; i < pieces_.size() && pieces_[i].reader == piece.reader &&
-           pieces_[i].places[0].address == device + bytes && pieces_[i].host == piece.host + bytes;
+           pieces_[i].places[0].address == piece.places[0].address + bytes &&
+           pieces_[i].host == piece.host + bytes;
          ++i)
       bytes += pieces_[i].bytes;
-    session_.use(piece.reader->index);
-    const CUstream stream = piece.reader->gpu->house;
-    std::byte* const host = host_ + piece.host;
-    const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, bytes, stream)
-                           : session_.driver.cuMemcpyHtoDAsync_v2(device, host, bytes, stream);
+    const CUresult e = copy_run(piece, bytes, out);
     if (first == CUDA_SUCCESS) first = e;
   }
   for (auto& v : session_.vgpus) {
@@ -213,9 +252,9 @@ void MemoryMoves::know_again(const Piece& piece) {
   }
 }
 
-bool MemoryMoves::out(int memory, uint64_t bytes, std::string* error, bool* broken) {
+bool MemoryMoves::out(const std::vector<HostPiece>& host, std::string* error, bool* broken) {
   *broken = false;
-  if (!take_host(memory, bytes, error)) return false;
+  if (!take_host(host, error)) return false;
   if (const CUresult e = copy(true); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);
     *broken = is_sticky(e);

@@ -27,9 +27,14 @@ class MemoryMoves {
   uint64_t movable() const { return movable_; }
   uint64_t staying(uint32_t vgpu) const { return staying_[vgpu]; }
 
-  // Everything that can move, into shared memory of so many bytes, which becomes its own. False
-  // with `error`: all is where it was, unless `broken`, after which the session cannot go on.
-  bool out(int memory, uint64_t bytes, std::string* error, bool* broken);
+  // Host memory for it, piece after piece; the descriptor becomes its own.
+  struct HostPiece {
+    int memory;
+    uint64_t bytes;
+  };
+  // Everything that can move, into these pieces, whose descriptors become its own. False with
+  // `error`: all is where it was, unless `broken`, after which the session cannot go on.
+  bool out(const std::vector<HostPiece>& host, std::string* error, bool* broken);
   // And back. False with `error`: it is in host memory still, unless `broken`.
   bool back(std::string* error, bool* broken);
 
@@ -52,9 +57,11 @@ class MemoryMoves {
 
   void add_place(Piece* piece, Vgpu& window, uint64_t address);
   Vgpu* reader_of(const std::vector<CUmemAccessDesc>& access);
-  bool take_host(int memory, uint64_t bytes, std::string* error);
+  bool take_host(const std::vector<HostPiece>& pieces, std::string* error);
+  void register_host(const std::vector<HostPiece>& pieces);
   void forget_host();
   CUresult copy(bool out);
+  CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
   CUresult release(Piece& piece);
   CUresult give_access(const Piece& piece);
@@ -64,9 +71,10 @@ class MemoryMoves {
   std::vector<Piece> pieces_;
   std::vector<uint64_t> staying_;
   uint64_t movable_ = 0;
-  std::byte* host_ = nullptr;
+  std::byte *reserved_ = nullptr, *host_ = nullptr;  // the addresses, and where it begins there
   uint64_t host_bytes_ = 0;
-  std::vector<uint64_t> registered_;  // offsets of registered chunks
+  std::vector<uint64_t> chunks_;      // where each ends: a copy lies in one
+  std::vector<uint64_t> registered_;  // where those begin that the driver knows
 };
 
 }  // namespace sluice::worker

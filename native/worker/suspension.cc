@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "channel/futex.h"
@@ -20,6 +21,7 @@ namespace {
 constexpr uint64_t kLookNs = 500'000;     // between two looks at whether the GPU is done
 constexpr uint64_t kAgainNs = 5'000'000;  // for captures, which end only while commands go on
 constexpr uint64_t kMib = 1 << 20;
+constexpr size_t kMostPieces = 1 << 16;
 
 uint64_t mib(uint64_t bytes) { return (bytes + kMib - 1) / kMib; }
 
@@ -193,15 +195,27 @@ std::string Suspension::in_the_way(uint64_t until_ns) {
   return failed == CUDA_SUCCESS ? "" : "its GPU failed: " + session_.driver.error_text(failed);
 }
 
-void Suspension::move_out(int memory, uint64_t bytes) {
-  const bool begun = begin(State::kStopped, State::kMovingOut, "move_out", [=, this] {
+void Suspension::take_memory(int memory, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kStopped && host_.size() < kMostPieces)
+    host_.push_back({memory, bytes});
+  else
+    ::close(memory);
+}
+
+std::vector<MemoryMoves::HostPiece> Suspension::take_pieces() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(host_, {});
+}
+
+void Suspension::move_out() {
+  begin(State::kStopped, State::kMovingOut, "move_out", [this] {
     std::string error;
     bool broken = false;
-    if (moves_.out(memory, bytes, &error, &broken)) return done(State::kOut);
+    if (moves_.out(take_pieces(), &error, &broken)) return done(State::kOut);
     if (broken) return end(error);
     done(State::kStopped, error);
   });
-  if (!begun) ::close(memory);
 }
 
 void Suspension::wake() {
@@ -209,6 +223,7 @@ void Suspension::wake() {
     std::unique_lock lock(mutex_);
     if (state_ == State::kStopped) {
       lock.unlock();
+      for (const auto& piece : take_pieces()) ::close(piece.memory);
       executor_.go_on();
       return done(State::kRunning);
     }

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "worker/executor.h"
 #include "worker/memory_moves.h"
@@ -28,8 +29,10 @@ class Suspension {
 
   // Stops at a cut within so long, or goes on and says what was in the way.
   void suspend(uint64_t drain_ms);
-  // Moves what can be moved into shared memory of so many bytes; the descriptor is its own.
-  void move_out(int memory, uint64_t bytes);
+  // Host memory for what is to move, a piece of it; the descriptor is its own.
+  void take_memory(int memory, uint64_t bytes);
+  // Moves what can be moved there.
+  void move_out();
   // Brings it back, if it is out, and goes on.
   void wake();
 
@@ -50,6 +53,7 @@ class Suspension {
   // What is in the way of a cut right now, with nothing begun any more; empty: nothing is.
   std::string in_the_way(uint64_t until_ns);
   bool all_idle(CUresult* failed);
+  std::vector<MemoryMoves::HostPiece> take_pieces();
   void end(const std::string& why);
 
   Session& session_;
@@ -60,6 +64,7 @@ class Suspension {
   State state_ = State::kRunning;
   std::map<uint32_t, uint64_t> staying_;  // MiB, by vGPU, once it stands still
   uint64_t movable_ = 0;
+  std::vector<MemoryMoves::HostPiece> host_;  // that it was given and has not used yet
 };
 
 }  // namespace sluice::worker

@@ -284,9 +284,10 @@ void WorkerProcess::suspend(process::Message& m) {
   if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
     return suspension_->suspend(number);
   if (suspension_ && m.verb == "wake") return suspension_->wake();
+  if (suspension_ && m.verb == "move_out") return suspension_->move_out();
   const int memory = m.descriptor("memory");
-  if (suspension_ && m.verb == "move_out" && memory >= 0 && m.number("bytes", &number))
-    return suspension_->move_out(memory, number);
+  if (suspension_ && m.verb == "memory" && memory >= 0 && m.number("bytes", &number))
+    return suspension_->take_memory(memory, number);
   for (int fd : m.descriptors) ::close(fd);
 }
 
@@ -294,7 +295,8 @@ void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
-  if (m.verb == "suspend" || m.verb == "move_out" || m.verb == "wake") return suspend(m);
+  if (m.verb == "suspend" || m.verb == "memory" || m.verb == "move_out" || m.verb == "wake")
+    return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
   const auto answer = [this] { control_.send("status", status()); };

@@ -78,7 +78,7 @@ class SessionLifecycle:
         self.suspensions = self._registry.suspensions = Suspensions(
             self._registry.of_grant,
             controller.report,
-            SwapMemory(section.swap_mib),
+            SwapMemory(section.swap_mib, section.ready_mib),
             section.drain_seconds,
         )
         self.sessions = self._registry.sessions

@@ -23,7 +23,7 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.sessions.records import Session, run_at_once
-from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory, make_memory
+from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")
@@ -229,18 +229,16 @@ class Suspensions:
         standing = self._of(session)
         if standing.state == OUT:
             return
-        mib = standing.movable_mib
         try:
-            memory = await asyncio.to_thread(make_memory, mib)
+            pieces = await self.swap.pieces(standing.movable_mib)
         except NoSwapMemory as none:
             raise OrderRefused(f"session {session.id}: {none}") from None
-        try:
+        for memory, mib in pieces:
             fields = {"bytes": str(mib << 20), "descriptors": "memory"}
-            said = await self._step(
-                session, Message("move_out", fields), _seconds_for(mib), (memory,)
-            )
-        finally:
+            session.worker.tell(Message("memory", fields), (memory,))
             os.close(memory)
+        seconds = _seconds_for(standing.movable_mib)
+        said = await self._step(session, Message("move_out"), seconds)
         if standing.state != OUT:
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
 

@@ -128,12 +128,12 @@ def show(row: Row) -> None:
 
 
 def records(run_of: Run, case: str, rows: list[Row]) -> list[Measurement]:
-    """The figures of a case's rows; of rows with several of a name the last."""
+    """The figures of a case's rows, with their floors; of rows with several of a name the last."""
     kept: dict[str, Measurement] = {}
     for row in rows:
         for name, (unit, floor) in FIGURES.items():
             value = row.get(name)
-            if value is None:
+            if value is None or (floor and floor not in row):
                 continue
             full = name if name.startswith("swap") else f"{case}_{name}"
             against = {"floor": row[floor], "floor_of": "pinned memory"} if floor in row else {}

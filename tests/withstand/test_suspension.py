@@ -398,3 +398,15 @@ def test_turns_go_on_beside_a_suspended_session_and_without_its_arbiter(
     resume(plane, grant)
     is_right(subject)
     is_right(beside)
+
+
+@pytest.mark.control_plane(suspend={"swap_mib": 1024, "ready_mib": 512})
+def test_memory_that_is_kept_ready_is_used_piece_after_piece(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    subject = begin(filled=False, SLUICE_GMEM="700")
+    subject.ask("slab", mib=300, piece_mib=30)
+    subject.ask("plain", mib=2)
+    for _ in range(2):
+        resume(plane, suspend(plane, subject))
+        assert subject.ask("check") == {"wrong": 0}
