@@ -202,11 +202,11 @@ class Subject:
         return {}
 
     def capture(self) -> Said:
-        """A stream of its own begins to capture."""
+        """A stream of its own begins to capture, and has begun."""
         self.capturing = pointer()
         self.call("cuStreamCreate", ref(self.capturing), 1)
         self.call("cuStreamBeginCapture_v2", self.capturing, 2)
-        return {}
+        return self.check()  # a wait, behind which everything before it is done
 
     def end_capture(self) -> Said:
         """And ends."""
