@@ -189,6 +189,12 @@ class Subject:
             self.launch("fill", own, count, ctypes.c_uint32(5))
             self.launch("check", own, count, ctypes.c_uint32(5), self.wrong)
             self.call("cuMemFreeAsync", own, self.stream)
+        for one, other in zip(self.slabs, self.slabs[1:], strict=False):
+            # nodes that name memory without a kernel, before all of it is filled
+            at, here = ctypes.c_uint64(other.address), ctypes.c_uint64(one.address)
+            both = min(one.bytes, other.bytes)
+            self.call("cuMemsetD32Async", here, 9, size(one.bytes // 4), self.stream)
+            self.call("cuMemcpyDtoDAsync_v2", at, here, size(both), self.stream)
         for slab in self.slabs:
             at, words = ctypes.c_uint64(slab.address), ctypes.c_uint64(slab.bytes // 4)
             self.launch("fill", at, words, ctypes.c_uint32(slab.seed + 100))
