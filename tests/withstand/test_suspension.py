@@ -26,8 +26,10 @@ from .traces import Traces
 SWAP_MIB = 64
 MOVED_MIB = SLAB_MIB + 5 * PIECE_MIB  # an allocation, the pool, the graph, a word of its own
 pytestmark = pytest.mark.control_plane(
-    reused=True, suspend={"swap_mib": SWAP_MIB, "drain_seconds": 1}
+    reused=True, suspend={"swap_mib": SWAP_MIB, "drain_seconds": 60}
 )
+#: Where a session is not to come to a stop: it need not be waited for, and none that does is.
+IMPATIENT = pytest.mark.control_plane(suspend={"swap_mib": SWAP_MIB, "drain_seconds": 1})
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])
 SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 STILL_SECONDS = 0.3
@@ -157,11 +159,6 @@ def test_the_commands_of_operators(plane: ControlPlane, begin: Begin) -> None:
     done = sluice(plane, "grant", "resume", grant)
     assert (done.returncode, done.stdout) == (0, f"grant {grant} goes on\n"), done.stderr
     assert sluice(plane, "grant", "suspend", "nobody").returncode == 3
-    subject.ask("capture")
-    done = sluice(plane, "grant", "suspend", grant)
-    assert done.returncode == 1
-    assert f"grant {grant} runs as before" in done.stderr
-    assert "a stream captures a graph" in done.stderr
 
 
 def test_its_place_is_another_programs_meanwhile(plane: ControlPlane, begin: Begin) -> None:
@@ -261,6 +258,7 @@ def worker_of(plane: ControlPlane, subject: Subject) -> int:
 
 
 def test_the_hosts_budget_is_full(plane: ControlPlane, begin: Begin) -> None:
+    wait_for(lambda: not plane.grants(), message="what was before to be gone")
     first, second, third = begin(), begin(), begin()
     suspend(plane, first)
     kept = suspend(plane, second)
@@ -272,6 +270,7 @@ def test_the_hosts_budget_is_full(plane: ControlPlane, begin: Begin) -> None:
     suspend(plane, third)
 
 
+@IMPATIENT
 def test_an_endless_kernel_cannot_be_suspended_and_says_so(
     plane: ControlPlane, start: Start, begin: Begin
 ) -> None:
@@ -292,15 +291,33 @@ def test_a_host_function_is_waited_for(plane: ControlPlane, begin: Begin, channe
     assert subject.answer() == {"wrong": 0}
 
 
-def test_a_capture_is_waited_for_and_one_that_does_not_end_is_not(
-    plane: ControlPlane, begin: Begin
-) -> None:
+@IMPATIENT
+def test_a_capture_that_does_not_end_is_in_the_way(plane: ControlPlane, begin: Begin) -> None:
     subject = begin()
+    grant = grant_of(plane, subject.pid)["id"]
     subject.ask("capture")
-    assert "a stream captures a graph" in refused(plane, subject)
+    done = sluice(plane, "grant", "suspend", grant)
+    assert done.returncode == 1
+    assert f"grant {grant} runs as before" in done.stderr
+    assert "a stream captures a graph" in done.stderr
+    is_right(subject)
     subject.ask("end_capture")
     is_right(subject)
-    suspend(plane, subject)
+
+
+def test_a_capture_is_waited_for(plane: ControlPlane, begin: Begin) -> None:
+    subject = begin()
+    grant = grant_of(plane, subject.pid)["id"]
+    subject.ask("capture")
+    assert plane.rest.post(f"/grants/{grant}/suspend").status_code == 202
+    subject.tell("end_capture")
+    wait_for(
+        lambda: (suspension(plane, grant) or {}).get("state") == "suspended",
+        message="it to be suspended behind its capture",
+    )
+    resume(plane, grant)
+    assert subject.answer() == {}
+    is_right(subject)
 
 
 def test_memory_that_another_process_has_open_stays_and_is_counted(
@@ -347,19 +364,26 @@ def test_a_request_that_preempts_has_it_suspended_and_it_comes_back(
     plane.rest.delete("/quotas/default")
 
 
-def test_all_sessions_of_a_job_are_suspended_together_or_none(
+@IMPATIENT
+def test_no_session_of_a_job_is_suspended_where_one_cannot_be(
     plane: ControlPlane, begin: Begin
 ) -> None:
+    job = secrets.token_hex(16)
+    first, second = (begin(SLUICE_JOB=job, SLUICE_GMEM="128") for _ in range(2))
+    second.ask("capture")
+    assert "a stream captures a graph" in refused(plane, first)
+    is_right(first)
+    second.ask("end_capture")
+    is_right(second)
+
+
+def test_all_sessions_of_a_job_are_suspended_together(plane: ControlPlane, begin: Begin) -> None:
     job = secrets.token_hex(16)
     first, second = (begin(SLUICE_JOB=job, SLUICE_GMEM="128") for _ in range(2))
     session = plane.sessions()[0]["id"]
     alone = plane.rest.post(f"/sessions/{session}/suspend")
     assert alone.status_code == 409
     assert "has 2 sessions, which are suspended and resumed together" in alone.json()["detail"]
-    second.ask("capture")
-    assert "a stream captures a graph" in refused(plane, first)
-    is_right(first)
-    second.ask("end_capture")
     grant = suspend(plane, first)
     for subject in (first, second):
         subject.tell("check")
