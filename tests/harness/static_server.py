@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,12 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     links: list[StaticLink] = []
+
+    def suspend(*, resume: bool) -> None:
+        links[0].suspend_all(resume=resume)
+
     for number, resume in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda resume=resume: links[0].suspend_all(resume=resume)
-        )
+        asyncio.get_running_loop().add_signal_handler(number, partial(suspend, resume=resume))
 
     def static(config: ServerConfig, side: ServerSide) -> StaticLink:
         del config
