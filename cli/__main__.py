@@ -25,6 +25,7 @@ from sluice.cli import (
     options,
     pool_commands,
     share_commands,
+    suspension_commands,
     token_commands,
     top_command,
     vgpu_commands,
@@ -55,7 +56,11 @@ pool_commands.gpu_app.command("check")(health_commands.check)
 pool_commands.gpu_app.command("clear")(health_commands.clear)
 app.add_typer(pool_commands.gpu_app, name="gpu")
 app.add_typer(vgpu_commands.app, name="vgpu")
+pool_commands.grant_app.command("suspend")(suspension_commands.suspend_grant)
+pool_commands.grant_app.command("resume")(suspension_commands.resume_grant)
 app.add_typer(pool_commands.grant_app, name="grant")
+pool_commands.session_app.command("suspend")(suspension_commands.suspend_session)
+pool_commands.session_app.command("resume")(suspension_commands.resume_session)
 app.add_typer(pool_commands.session_app, name="session")
 app.add_typer(share_commands.reservation_app, name="reservation")
 app.add_typer(share_commands.quota_app, name="quota")

@@ -153,6 +153,7 @@ def list_grants(
         [
             {
                 **g,
+                "state": (g.get("suspension") or g)["state"],
                 "where": ",".join(g.get("nodes") or [g["node"]]),
                 "slices": _slices(g),
                 "job_name": g["job"][:8],

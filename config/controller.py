@@ -145,6 +145,16 @@ class PoolSection(Section):
     opening_seconds: float = Field(
         300.0, ge=10, le=86400, description="after how long a session without client is ended"
     )
+    on_preempt: Literal["suspend", "end"] = Field(
+        "suspend",
+        description="suspend or end: what becomes of work that gives way to a request; what cannot "
+        "be suspended ends",
+    )
+    max_suspended_seconds: float = Field(
+        86400.0,
+        ge=0,
+        description="after how many seconds what is suspended is ended (0: never)",
+    )
     events_kept: int = Field(100_000, ge=100, description="how many events the store keeps")
 
 

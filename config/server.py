@@ -33,7 +33,7 @@ from sluice.config.sections import (
 )
 from sluice.config.server_connections import ControllerSection, MetricsSection, TlsSection
 from sluice.config.server_containers import ContainersSection
-from sluice.config.server_gpus import HealthSection, NativeSection, ThrottleSection
+from sluice.config.server_gpus import HealthSection, NativeSection, SuspendSection, ThrottleSection
 from sluice.config.server_projects import ProjectsSection
 from sluice.resources.vgpu_request import LABEL_WORD
 
@@ -302,6 +302,7 @@ class ServerConfig(BaseModel):
     metrics: MetricsSection = MetricsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()
+    suspend: SuspendSection = SuspendSection()
 
     @model_validator(mode="after")
     def _whole_tls(self) -> ServerConfig:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluice.config.ini import Section
 from sluice.config.sections import pairs, split_commas
+from sluice.protocol.frames import MAX_DRAIN_MS
 from sluice.resources.vgpu_request import Sharing
 
 
@@ -70,6 +71,28 @@ class HealthSection(Section):
     )
     ignored_xids: XidNumbers = Field(
         frozenset(), description="XID numbers, with commas, that are only noted"
+    )
+
+
+class SuspendSection(Section):
+    """[suspend]: sessions that stand still while their memory is the host's."""
+
+    swap_mib: int = Field(
+        0,
+        ge=0,
+        description="MiB of host memory that suspended sessions' device memory may take "
+        "(0: none, so that nothing is suspended here)",
+    )
+    ready_mib: int = Field(
+        0,
+        ge=0,
+        description="MiB of these that are kept ready, which makes suspending faster (0: none)",
+    )
+    drain_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=MAX_DRAIN_MS / 1000,
+        description="how many seconds a session has to come to a stop before it is suspended",
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sluice.console.actions_of_reservations import RESERVATIONS
+from sluice.console.actions_of_suspension import SUSPENSION
 from sluice.console.inner_rest import RestCall
 from sluice.console.kinds import gpu_of
 from sluice.console.parts import Hidden
@@ -434,4 +435,5 @@ ACTIONS: dict[str, Action] = {
         lambda person, _: RestCall("DELETE", ("people", person, "sessions")),
     ),
     **RESERVATIONS,
+    **SUSPENSION,
 }  # fmt: skip

@@ -30,6 +30,7 @@ from sluice.controller.pool.decisions import (
     Refused,
     Waiting,
 )
+from sluice.controller.pool.grants.suspension import SuspendOrder
 from sluice.controller.pool.model import Change, Event, GpuKey, GrantState, Session, SessionState
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import DeposedError, RecordError, Store, StoreError
@@ -49,6 +50,10 @@ class NodeLink(Protocol):
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant; must not block."""
+        ...
+
+    def suspend_grant(self, order: SuspendOrder) -> None:
+        """Tells the server to suspend what it runs for a grant, or to resume it."""
         ...
 
     def hand_over(self, order: Handover) -> bool:
@@ -284,6 +289,9 @@ class GrantService:
         for order in decisions.ends:
             if link := self.links.get(order.node):
                 link.end_grant(order)
+        for suspend in decisions.suspends:
+            if link := self.links.get(suspend.node):
+                link.suspend_grant(suspend)
         for handover in decisions.handovers:
             self._hand_over(handover)
         for node in decisions.lost:
@@ -336,6 +344,7 @@ class GrantService:
             decisions.answers.update(more.answers)
             decisions.ends += more.ends
             decisions.handovers += more.handovers
+            decisions.suspends += more.suspends
 
 
 def _not_given(error: StoreError | None) -> Refused:

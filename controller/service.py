@@ -270,6 +270,8 @@ class Controller:
             over_quota_waits=shares.over_quota == "wait",
             opening_seconds=shares.opening_seconds,
             hands_over=True,
+            on_preempt=shares.on_preempt,
+            max_suspended_seconds=shares.max_suspended_seconds,
             policy=POLICIES[shares.policy](),
             sharing=shares.sharing,
             snapshot=snapshot,

@@ -114,6 +114,7 @@ class Server:
             await self._turns.found(ARBITER_SECONDS)
         self._run(self._controller.run())
         self._run(self._lifecycle.times.run())
+        self._run(self._lifecycle.suspensions.swap.keep_ready())
         if nvml_beside(driver.path):
             self._run(self._watch_use(driver).run())
         self._open_unix_socket()
@@ -172,6 +173,7 @@ class Server:
             throttle=config.throttle.enable_computation_throttle,
             accounts=Accounts(config.projects, self._devices),
             code_cache=code_cache(section),
+            suspend=config.suspend,
         )
         self._share_out(driver, starter)
         ca_file = config.tls.data_ca_file or config.tls.ca_file

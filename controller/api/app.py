@@ -41,6 +41,7 @@ from sluice.controller.api.quota_routes import quota_routes
 from sluice.controller.api.reservation_batch import reservation_batch_routes
 from sluice.controller.api.reservation_routes import reservation_routes
 from sluice.controller.api.session_routes import session_routes
+from sluice.controller.api.suspension_routes import suspension_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.api.token_routes import token_routes
 from sluice.controller.api.usage_routes import usage_routes
@@ -86,6 +87,7 @@ def build_app(
         node_routes(grant_service),
         gpu_routes(grant_service),
         grant_routes(grant_service, service),
+        suspension_routes(grant_service),
         session_routes(grant_service, service),
         event_routes(grant_service, access.tokens),
         token_routes(access.tokens),

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sluice.controller.api.pages import Page
+from sluice.controller.api.suspension_view import SuspensionView, suspension_view
 from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
 from sluice.protocol import frames
@@ -137,6 +138,7 @@ class GrantView(BaseModel):
     mode: Literal["reserved", "on-demand"]
     person: str = Field("", description="who began it; empty: nobody in particular")
     label: str = Field("", description="what reservations for a label go by; empty: none")
+    suspension: SuspensionView | None = Field(None, description="none: it runs, or has ended")
 
 
 class ContainerView(BaseModel):
@@ -439,6 +441,7 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         mode="reserved" if grant.reservation else "on-demand",
         person=grant.person,
         label=grant.label,
+        suspension=suspension_view(grant),
     )
 
 

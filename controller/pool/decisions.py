@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice.controller.pool.grants.suspension import SuspendOrder
 from sluice.controller.pool.model import GpuMode, Grant, Session, Vgpu
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.container import NO_CONTAINER, Container
@@ -147,6 +148,7 @@ class Decisions:
     ends: list[EndOrder] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # nodes
     handovers: list[Handover] = field(default_factory=list)
+    suspends: list[SuspendOrder] = field(default_factory=list)
 
     def add(self, other: Decisions) -> None:
         """What another step decided, too."""
@@ -154,3 +156,4 @@ class Decisions:
         self.ends += other.ends
         self.lost += other.lost
         self.handovers += other.handovers
+        self.suspends += other.suspends

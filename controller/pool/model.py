@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
@@ -220,6 +221,7 @@ class Node:
     concurrent_problem: str = ""  # why they cannot
     shares: ShareKeeping = ShareKeeping.KEPT
     takes_parts: bool = False  # its server can have a part of a grant's vGPUs
+    swap_mib: int = 0  # host memory for suspended sessions; 0: it suspends nothing
 
     def shared_in(self, pool: Sharing) -> NodeSharing:
         """How vGPUs of its GPUs can be shared, in a pool that says so much itself."""
@@ -263,6 +265,11 @@ class Grant:
     lost: bool = False  # its node was silent for too long; it lives again if that node names it
     person: str = ""  # who began it, as its host or token says; empty: nobody in particular
     label: str = ""  # what reservations for a label go by
+    suspension: SuspensionState = SuspensionState.NONE
+    running_vgpus: tuple[Vgpu, ...] = ()  # of a suspended one: what it has when it runs
+    suspended_since: float | None = None  # by the wall clock
+    resumes: bool = False  # it is to come back as soon as there is room
+    suspension_note: str = ""  # why it was suspended, or why it could not be, or not be resumed
 
     @property
     def end(self) -> End | None:

@@ -27,6 +27,7 @@ from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.lifecycle import GrantLifecycle
 from sluice.controller.pool.grants.resizing import Resizing
+from sluice.controller.pool.grants.suspending import Ending, Suspending, SuspendingOrEnding
 from sluice.controller.pool.model import (
     NODE_LOST,
     Change,
@@ -47,7 +48,6 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.pool.placement.policies import BinPack, PlacementPolicy
 from sluice.controller.pool.projects.operations import QuotaOperations
-from sluice.controller.pool.queue.claims import Ending
 from sluice.controller.pool.queue.progress import Progress
 from sluice.controller.pool.queue.requests import Requests
 from sluice.controller.pool.queue.scheduling import Scheduler
@@ -97,6 +97,8 @@ class Pool(PoolView):
         over_quota_waits: bool = True,
         opening_seconds: float = 300.0,
         hands_over: bool = False,
+        on_preempt: str = "suspend",
+        max_suspended_seconds: float = 0.0,
         policy: PlacementPolicy | None = None,
         sharing: Sharing = Sharing.AUTO,
         snapshot: Snapshot | None = None,
@@ -106,6 +108,15 @@ class Pool(PoolView):
         gpus: dict[GpuKey, Gpu] = {}
         ledger = GrantLedger(clock, new_id, jobs, gpus, ended_kept)
         fleet = Fleet(clock, ledger, gpus, vgpu_count, sharing)
+        suspending = Suspending(
+            clock,
+            ledger,
+            fleet,
+            jobs,
+            ageing_seconds=ageing_seconds,
+            max_suspended_seconds=max_suspended_seconds,
+        )
+        ending = Ending(ledger)
         scheduler = Scheduler(
             clock,
             new_id,
@@ -116,17 +127,21 @@ class Pool(PoolView):
             ageing_seconds=ageing_seconds,
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
+            suspending=suspending,
+            give_way=(
+                SuspendingOrEnding(suspending, ending) if on_preempt == "suspend" else ending
+            ),
         )
         attachments = Attachments(clock, ledger, fleet)
         super().__init__(ledger, fleet, scheduler, attachments)
-        modes = GpuModes(
-            clock, ledger, fleet, Ending(ledger), attachments.holder, hands_over=hands_over
-        )
+        modes = GpuModes(clock, ledger, fleet, ending, attachments.holder, hands_over=hands_over)
         resizing = Resizing(ledger, fleet, jobs)
         progress = self._progress = Progress(scheduler, modes)
 
         self.requests = Requests(clock, ledger, fleet, jobs, scheduler, progress)
-        self.lifecycle = GrantLifecycle(ledger, jobs, resizing, progress, opening_seconds)
+        self.lifecycle = GrantLifecycle(
+            ledger, jobs, resizing, suspending, progress, opening_seconds
+        )
         self.membership = Membership(
             clock,
             ledger,
@@ -134,6 +149,7 @@ class Pool(PoolView):
             jobs,
             modes,
             Adoption(ledger, fleet, jobs, resizing.is_under_way),
+            suspending,
             progress,
             node_timeout_seconds=node_timeout_seconds,
         )
@@ -145,6 +161,7 @@ class Pool(PoolView):
         self.machines = Machines(clock, new_id, ledger, self.reserving)
         if snapshot:
             self._restore(snapshot)
+            suspending.restore()
 
     @property
     def paused(self) -> str:

@@ -15,6 +15,7 @@ from sluice.config.log_ids import request_id
 from sluice.controller.pool import decisions, model
 from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.grants.jobs import JobKey
+from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspensionState
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
@@ -240,6 +241,17 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         message.job_domain,
         message.job_processes,
         message.project,
+    )
+
+
+def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:
+    """How what a server runs for a grant stands."""
+    return ReportedSuspension(
+        message.grant_id,
+        suspended=message.state == SuspensionState.SUSPENDED,
+        error=message.error,
+        staying_mib=tuple(message.staying_mib),
+        busy=message.busy,
     )
 
 

@@ -31,6 +31,7 @@ from sluice.controller.rpc.messages import (
     request_of,
     session_of,
     shared_as,
+    suspension_of,
     vgpu_report_of,
 )
 from sluice.controller.rpc.server_link import ANSWERS, NotConnected, ServerLink
@@ -205,6 +206,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             labels=labels_of(inventory.labels),
             data_tls=inventory.data_tls,
             takes_parts=inventory.takes_parts,
+            swap_mib=inventory.swap_mib,
         )
         shared_as(node, inventory.sharing)
         await self._grant_service.step(
@@ -219,6 +221,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 [*inventory.pending_requests, *self.under_way],
                 [job_key(hold) for hold in inventory.holds],
                 {gpu.uuid for gpu in inventory.gpus if gpu.let_go},
+                [suspension_of(each) for each in inventory.suspensions],
             )
         )
 
@@ -256,6 +259,10 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             self._grant_service.begin(
                 lambda: pool.lifecycle.session_ended(ended.session_id, ended.grant_id, why, node)
             )
+        elif kind == "grant_suspension":
+            standing = suspension_of(report.grant_suspension)
+            if self._is_of(node, "", standing.grant_id):
+                self._grant_service.begin(lambda: pool.lifecycle.suspension(node, standing))
         elif kind == "job_held":
             pool.lifecycle.job_held(job_key(report.job_held), node)
         elif kind == "job_released":

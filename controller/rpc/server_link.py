@@ -18,6 +18,7 @@ from typing import Any
 
 from sluice.config.log_ids import request_id
 from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
+from sluice.controller.pool.grants.suspension import SuspendOrder
 from sluice.controller.rpc.messages import vgpu_messages
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
@@ -97,6 +98,16 @@ class ServerLink:
                     reason=order.why.text,
                     cause=order.why.cause,
                     request_id=request_id(),
+                )
+            )
+        )
+
+    def suspend_grant(self, order: SuspendOrder) -> None:
+        """Tells the server to suspend what it runs for a grant, or to resume it."""
+        self.orders.put_nowait(
+            rpc.Order(
+                suspend_grant=rpc.SuspendGrant(
+                    grant_id=order.grant_id, resume=order.resume, request_id=request_id()
                 )
             )
         )

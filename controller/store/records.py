@@ -38,7 +38,7 @@ from sluice.controller.pool.model import (
 )
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
-NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts"}
+NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"}
 
 Key = tuple[str, ...]
 

@@ -159,6 +159,13 @@ MIGRATIONS = (
     """
     ALTER TABLE reservations ADD COLUMN within TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE grants ADD COLUMN suspension TEXT NOT NULL DEFAULT '';
+    ALTER TABLE grants ADD COLUMN running_vgpus TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE grants ADD COLUMN suspended_since REAL;
+    ALTER TABLE grants ADD COLUMN resumes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE grants ADD COLUMN suspension_note TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

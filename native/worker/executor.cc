@@ -22,6 +22,7 @@ namespace {
 constexpr uint64_t kSpinNs = 60'000;
 // Nobody has taken a command for so long while the GPU worked: all may be waiting for it.
 constexpr uint64_t kStandingNs = 1'000'000'000;
+constexpr uint64_t kStopLookNs = 200'000;  // between two looks at whether commands are done
 // More than any channel has lanes, each with one command: when all of those wait, one thread still
 // takes what ends their waiting.
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
@@ -165,7 +166,9 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     return false;
   }
   if (wants_answer && !take_lane(command.header.lane)) return false;
-  session_.figures.commands.fetch_add(1, std::memory_order_relaxed);
+  // Counted before it is looked whether it may begin: stop() counts the other way round.
+  session_.figures.commands.fetch_add(1, std::memory_order_seq_cst);
+  if (stopped_.load(std::memory_order_seq_cst)) wait_while_stopped();
   Reply reply;
   if (h->may_block && wants_answer &&
       !(endpoint_.parking_is_dear() && h->done && h->done(session_, command)) &&
@@ -185,6 +188,33 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   }
   finish(command, *h, reply);
   return true;
+}
+
+void Executor::wait_while_stopped() {
+  held_back_.fetch_add(1, std::memory_order_seq_cst);
+  while (stopped_.load(std::memory_order_seq_cst)) channel::futex_wait(stopped_, 1);
+  held_back_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// Every command is counted when it begins and when it is done. What has begun is read last: what
+// came meanwhile makes it look like more, never like less.
+bool Executor::stop(uint64_t until_ns) {
+  const auto& figures = session_.figures;
+  stopped_.store(1, std::memory_order_seq_cst);
+  for (;;) {
+    const uint64_t held_back = held_back_.load(std::memory_order_seq_cst);
+    const uint64_t done = figures.activity.load(std::memory_order_seq_cst);
+    if (held_back + done == figures.commands.load(std::memory_order_seq_cst)) return true;
+    if (over_ || now_ns() >= until_ns) break;
+    channel::sleep_ns(kStopLookNs);
+  }
+  go_on();
+  return false;
+}
+
+void Executor::go_on() {
+  stopped_.store(0, std::memory_order_seq_cst);
+  channel::futex_wake(stopped_, 1 << 20);
 }
 
 bool Executor::take_lane(uint16_t lane) {
@@ -246,7 +276,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
                          ". The client should have refused the call; the session is poisoned.");
     fail(reply.status);
   }
-  session_.figures.activity.fetch_add(1, std::memory_order_relaxed);
+  session_.figures.activity.fetch_add(1, std::memory_order_seq_cst);
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
     watch_word_.fetch_add(1);
     channel::futex_wake(watch_word_);

@@ -29,9 +29,16 @@ class Executor {
   // From another thread: ends the session as if the channel had.
   void end(const process::End& why, uint32_t error);
 
+  // Lets no command begin from now on, and waits until none runs. False: one still did at that time
+  // (of channel::now_ns()), and all goes on. By one thread at a time.
+  bool stop(uint64_t until_ns);
+  // Commands go on, after stop().
+  void go_on();
+
  private:
   void thread_main();
   void lead(std::byte* frame);
+  void wait_while_stopped();
   // False: the session is over.
   bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
   // The lane exists and has no other command under way. False: the session is over.
@@ -53,6 +60,8 @@ class Executor {
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};
+  std::atomic<uint32_t> stopped_{0};    // 1: no command begins; a futex
+  std::atomic<uint64_t> held_back_{0};  // commands that wait for that to end
   std::atomic<uint32_t> watch_word_{0};
   std::atomic<bool> watching_{false};
   // Which lanes have a command under way: the client may use one again when it has the answer.

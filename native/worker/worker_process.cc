@@ -200,6 +200,8 @@ void WorkerProcess::start_session(process::Message& m) {
 void WorkerProcess::run_session() {
   executor_ =
       std::make_unique<Executor>(*session_, [this](const process::End& why) { ended(why); });
+  suspension_ = std::make_unique<Suspension>(
+      *session_, *executor_, [this](const auto& said) { control_.send("suspension", said); });
   const SessionPlan& plan = session_->plan;
   std::string what, error;
   for (const auto& v : plan.vgpus)
@@ -276,13 +278,34 @@ void WorkerProcess::meet_again() {
   broker_.offer_again();
 }
 
+std::map<std::string, std::string> WorkerProcess::status() const {
+  auto v = session_status(session_.get());
+  if (suspension_) suspension_->show(&v);
+  return v;
+}
+
+// Steps of a suspension; without a session there is none.
+void WorkerProcess::suspend(process::Message& m) {
+  uint64_t number = 0;
+  if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
+    return suspension_->suspend(number);
+  if (suspension_ && m.verb == "wake") return suspension_->wake();
+  if (suspension_ && m.verb == "move_out") return suspension_->move_out();
+  const int memory = m.descriptor("memory");
+  if (suspension_ && m.verb == "memory" && memory >= 0 && m.number("bytes", &number))
+    return suspension_->take_memory(memory, number);
+  for (int fd : m.descriptors) ::close(fd);
+}
+
 void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
+  if (m.verb == "suspend" || m.verb == "memory" || m.verb == "move_out" || m.verb == "wake")
+    return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
-  const auto answer = [this] { control_.send("status", session_status(session_.get())); };
+  const auto answer = [this] { control_.send("status", status()); };
   if (m.verb == "status") return answer();
   if (m.verb == "end") {
     if (!executor_) _exit(0);

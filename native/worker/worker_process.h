@@ -16,6 +16,7 @@
 #include "worker/options.h"
 #include "worker/server_broker.h"
 #include "worker/session.h"
+#include "worker/suspension.h"
 
 namespace sluice::worker {
 
@@ -41,6 +42,8 @@ class WorkerProcess {
   void resume(process::Message& message);
   void link(process::Message& message);
   void meet_again();
+  void suspend(process::Message& message);
+  std::map<std::string, std::string> status() const;
   int how_long() const;  // until the next look at what says nothing by itself, in ms
   void watch_connection(pollfd* polled);
   void ended(const process::End& why);
@@ -53,6 +56,7 @@ class WorkerProcess {
   RdmaPlan rdma_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Suspension> suspension_;
   int client_pidfd_ = -1;
   uint64_t closed_at_ = 0;  // when the client was seen to send nothing more
 };

@@ -26,6 +26,8 @@ from sluice.server.sessions.logs import read_session_log
 from sluice.server.sessions.open_session import RefusalError
 from sluice.server.workers.warm import WarmWorkers
 
+MOST_SWAP_MIB = (1 << 32) - 1  # of the message's field
+
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
@@ -66,6 +68,8 @@ class NodeSide:
             data_port=parts.data_port.port,
             data_tls=self._config.tls.data_plane,
             takes_parts=True,
+            swap_mib=min(self._config.suspend.swap_mib, MOST_SWAP_MIB),
+            suspensions=parts.lifecycle.suspensions.messages(),
             ends_sessions=True,
             tells_views=True,
             version=own_version(),
@@ -132,6 +136,10 @@ class NodeSide:
         ):
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
         await self._parts.lifecycle.resize_grant(grant_id, vgpus)
+
+    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+        """Suspends what runs for a grant, or resumes it; a report says what came of it."""
+        self._parts.lifecycle.suspensions.begin(grant_id, suspend=not resume)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""

@@ -51,6 +51,10 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         ...
 
+    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+        """Suspends what runs for a grant, or resumes it; a report says what came of it."""
+        ...
+
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""
         ...
@@ -147,6 +151,10 @@ class Orders:
                     self._ends.end(end.grant_id, End(read_cause(end.cause), end.reason))
             case "resize_grant":
                 self._in_background(self._resize(order.resize_grant))
+            case "suspend_grant":
+                suspend = order.suspend_grant
+                with bound(request_id=suspend.request_id, grant_id=suspend.grant_id):
+                    self._side.suspend_grant(suspend.grant_id, resume=suspend.resume)
             case "hand_over":
                 handover = rpc.HandOver()
                 handover.CopyFrom(order.hand_over)

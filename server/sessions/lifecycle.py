@@ -17,6 +17,7 @@ from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.config.server_gpus import SuspendSection
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
@@ -38,6 +39,8 @@ from sluice.server.sessions.records import (
 from sluice.server.sessions.registry import SessionRegistry
 from sluice.server.sessions.relays import Relays
 from sluice.server.sessions.resizing import resize
+from sluice.server.sessions.suspending import Suspensions
+from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.sessions.views import GpusHere, Views
 from sluice.server.workers.packets import Message
@@ -60,6 +63,7 @@ class SessionLifecycle:
         throttle: bool = True,
         accounts: Accounts | None = None,
         code_cache: CodeCache | None = None,
+        suspend: SuspendSection | None = None,
     ) -> None:
         self._throttle = throttle
         self._accounts = accounts or Accounts()
@@ -71,6 +75,13 @@ class SessionLifecycle:
         self._registry = SessionRegistry(controller, starter, code_cache, self._tell_end)
         self._opener = SessionOpener(
             workers, starter, self._registry, log_dir, throttle=throttle, code_cache=code_cache
+        )
+        section = suspend or SuspendSection()
+        self.suspensions = self._registry.suspensions = Suspensions(
+            self._registry.of_grant,
+            controller.report,
+            SwapMemory(section.swap_mib, section.ready_mib),
+            section.drain_seconds,
         )
         self.sessions = self._registry.sessions
         self.ledgers = self._registry.ledgers

@@ -24,6 +24,7 @@ from sluice.server.sessions.grant_ledgers import GrantLedgers
 from sluice.server.sessions.node_links import NodeLinks
 from sluice.server.sessions.records import NETWORK_CHANNELS, Session
 from sluice.server.sessions.sharing import Sharing
+from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.time_reports import TimeReports
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.workers.packets import Message, close_descriptor
@@ -58,6 +59,7 @@ class SessionRegistry:
         self.sharing = Sharing()
         self.ledgers = GrantLedgers()
         self.links = NodeLinks()
+        self.suspensions: Suspensions | None = None
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
         self.figures.on_heard = self._hear_connection
@@ -80,8 +82,11 @@ class SessionRegistry:
         session.worker.record.session = session.to_record()
         self._starter.files.write(session.worker.record)
 
-    def follow(self, session: Session) -> None:
-        """Hears of the session's worker and client from now on; its worker's end is its own."""
+    def follow(self, session: Session, status: Message | None = None) -> None:
+        """Hears of the session's worker and client from now on; its worker's end is its own.
+
+        `status`: how a worker is that an earlier server began.
+        """
         worker = session.worker
         worker.on_exit = lambda _, why: self._ended(session, why)
         self.sessions[session.id] = session
@@ -90,6 +95,8 @@ class SessionRegistry:
         worker.on_link = lambda message: self._link(session, message)
         self.sharing.join(session.id, session.sharing_domains(), worker)
         worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
+        if self.suspensions:
+            self.suspensions.follow(session, status)
         watch_client(session)
 
     def opened(self, session: Session, seconds: float) -> None:
@@ -113,7 +120,7 @@ class SessionRegistry:
         if record.uid is not None and not record.mps:
             users = self._starter.users
             users.adopt(record.id, users.key_of(session.grant_id, session.project), record.uid)
-        self.follow(session)
+        self.follow(session, status)
         session.log.write(f"adopted: {session.requester.describe()}, worker {session.worker.id}")
 
     def let_go(self) -> None:
@@ -197,6 +204,8 @@ class SessionRegistry:
         self.figures.end(session.id)
         self.sharing.leave(session.id)
         self.links.leave(session.id)
+        if self.suspensions:
+            self.suspensions.leave(session)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         if self.turns:
             self.turns.leave(session.id)

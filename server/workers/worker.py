@@ -76,6 +76,8 @@ class Worker:
         self.on_broken: Callable[[], None] | None = None
         #: It wants a connection to another node's worker, or none any more.
         self.on_link: Callable[[Message], None] | None = None
+        #: It says how it stands, after an order to suspend its session or to let it go on.
+        self.on_suspension: Callable[[Message], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
         self._ledger = self._region = -1
@@ -318,6 +320,9 @@ class Worker:
         elif message.verb in ("link", "link_over"):
             if self.on_link:
                 self.on_link(message)
+        elif message.verb == "suspension":
+            if self.on_suspension:
+                self.on_suspension(message)
         elif message.verb == "broken":
             if self.on_broken:
                 self.on_broken()

@@ -296,6 +296,11 @@ class SimulatedNode:
         await asyncio.sleep(self._random.uniform(0, DYING_MOST_SECONDS))
         self._end(worker, "ordered", why)
 
+    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+        """It has no host memory for that, and says so (swap_mib of its inventory)."""
+        refused = rpc.GrantSuspension(grant_id=grant_id, state="running", error="simulated")
+        self.link.report(rpc.NodeReport(grant_suspension=refused))
+
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Compute can change while it runs, memory cannot: as in the real server."""
         changed = _vgpus(vgpus)

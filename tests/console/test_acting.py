@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.console.actions import ACTIONS
+from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspensionState
 from sluice.controller.pool.model import GpuKey, GpuMode
 from tests.console.place import Place
 
@@ -61,6 +62,31 @@ async def test_a_tenant_ends_its_grant_and_nobody_elses(place: Place) -> None:
         form = {**await place_form(place, "grant.end", own.grant.id, browser), "target": target}
         assert (await browser.post("/do", form)).status_code == 404
     assert not other.grant.end
+
+
+async def test_a_grant_is_suspended_and_resumed(place: Place) -> None:
+    place.node()
+    granted = await place.granted()
+    grant = granted.grant
+    browser = await place.signed_in("operator")
+    place.pool.lifecycle.session_started(granted.session.id, 7, "shm")
+    refused = await browser.act("grant.suspend", grant.id)
+    assert "swap_mib" in refused.text, "its node has no host memory for it"
+    place.pool.nodes["node-a"].swap_mib = 4000
+    page = await browser.get("/do", action="grant.suspend", target=grant.id)
+    assert "of project vision, stand still until it is resumed" in page.text
+    assert (await browser.act("grant.suspend", grant.id)).status_code == 303
+    assert grant.suspension is SuspensionState.SUSPENDING
+    away = ReportedSuspension(grant.id, suspended=True, staying_mib=(7,))
+    await place.grants.step(lambda: place.pool.lifecycle.suspension("node-a", away))
+    shown = (await browser.get("/grant", id=grant.id)).text
+    assert "Suspended: suspended by the operator." in shown
+    assert "action=grant.resume" in shown
+    assert "action=grant.suspend" not in shown
+    page = await browser.get("/do", action="grant.resume", target=grant.id)
+    assert "room on its GPUs for 1 vGPU with" in page.text
+    assert (await browser.act("grant.resume", grant.id)).status_code == 303
+    assert grant.suspension is SuspensionState.RESUMING
 
 
 async def place_form(place: Place, action: str, target: str, browser: object) -> dict[str, str]:

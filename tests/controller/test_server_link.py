@@ -89,13 +89,13 @@ async def test_a_lost_line_and_a_silent_server_are_the_same_for_every_call(name:
 
 
 def test_every_answer_of_the_protocol_with_an_error_is_known() -> None:
-    """But HandedOver, which a server also sends of its own accord."""
+    """But HandedOver and GrantSuspension, which a server also sends of its own accord."""
     with_error = {
         field.name
         for field in rpc.NodeReport.DESCRIPTOR.fields
         if "error" in field.message_type.fields_by_name
     }
-    assert with_error == {*ANSWERS, "handed_over"}
+    assert with_error == {*ANSWERS, "handed_over", "grant_suspension"}
     for kind in ANSWERS.values():
         order = rpc.Order.DESCRIPTOR.fields_by_name[kind.order].message_type
         assert {"call", kind.name} <= set(order.fields_by_name), kind

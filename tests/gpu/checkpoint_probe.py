@@ -43,7 +43,7 @@ CASES = {
     "no_room": (cases.no_room, 30),
     "rates": (checkpoint_rates.rates, 60),
     "graphs_and_pools": (cases.graphs_and_pools, 25),
-    "reserved_room": (cases.reserved_room, 25),
+    "reserved_room": (cases.reserved_room, 60),
     "events": (cases.events, 40),
     "killed": (cases.killed, 40),
     "caller_gone": (cases.caller_gone, 40),
@@ -52,6 +52,7 @@ CASES = {
     "training": (checkpoint_sessions.training, 60),
     "nccl": (cases.nccl, 30),
     "mps": (cases.mps, 30),
+    "opener": (cases.opener, 25),
     "opened": (checkpoint_sessions.opened, 30),
     "hidden": (cases.hidden, 20),
     "arena": (cases.arena, 20),
@@ -127,12 +128,12 @@ def show(row: Row) -> None:
 
 
 def records(run_of: Run, case: str, rows: list[Row]) -> list[Measurement]:
-    """The figures of a case's rows; of rows with several of a name the last."""
+    """The figures of a case's rows, with their floors; of rows with several of a name the last."""
     kept: dict[str, Measurement] = {}
     for row in rows:
         for name, (unit, floor) in FIGURES.items():
             value = row.get(name)
-            if value is None:
+            if value is None or (floor and floor not in row):
                 continue
             full = name if name.startswith("swap") else f"{case}_{name}"
             against = {"floor": row[floor], "floor_of": "pinned memory"} if floor in row else {}

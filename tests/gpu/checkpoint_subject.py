@@ -189,6 +189,12 @@ class Subject:
             self.launch("fill", own, count, ctypes.c_uint32(5))
             self.launch("check", own, count, ctypes.c_uint32(5), self.wrong)
             self.call("cuMemFreeAsync", own, self.stream)
+        for one, other in zip(self.slabs, self.slabs[1:], strict=False):
+            # nodes that name memory without a kernel, before all of it is filled
+            at, here = ctypes.c_uint64(other.address), ctypes.c_uint64(one.address)
+            both = min(one.bytes, other.bytes)
+            self.call("cuMemsetD32Async", here, 9, size(one.bytes // 4), self.stream)
+            self.call("cuMemcpyDtoDAsync_v2", at, here, size(both), self.stream)
         for slab in self.slabs:
             at, words = ctypes.c_uint64(slab.address), ctypes.c_uint64(slab.bytes // 4)
             self.launch("fill", at, words, ctypes.c_uint32(slab.seed + 100))
@@ -199,6 +205,19 @@ class Subject:
         self.wait()
         for slab in self.slabs:
             slab.seed += 100
+        return {}
+
+    def capture(self) -> Said:
+        """A stream of its own begins to capture, and has begun."""
+        self.capturing = pointer()
+        self.call("cuStreamCreate", ref(self.capturing), 1)
+        self.call("cuStreamBeginCapture_v2", self.capturing, 2)
+        return self.check()  # a wait, behind which everything before it is done
+
+    def end_capture(self) -> Said:
+        """And ends."""
+        made = pointer()
+        self.call("cuStreamEndCapture", self.capturing, ref(made))
         return {}
 
     def again(self) -> Said:
@@ -328,6 +347,21 @@ class Subject:
     def back(self) -> Said:
         """Under their addresses again."""
         return self.renew() | self.copy("in")
+
+    def copy_about(self, mib: int, times: int) -> Said:
+        """The first `mib` of the slabs to pageable and pinned memory and back, so many times."""
+        count, pinned = size(mib * MIB), pointer()
+        pageable = (ctypes.c_char * (mib * MIB))()
+        first = ctypes.c_uint64(self.slabs[0].address)
+        self.call("cuMemAllocHost_v2", ref(pinned), count)
+        for _ in range(times):
+            self.call("cuMemcpyDtoH_v2", pageable, first, count)
+            self.call("cuMemcpyHtoDAsync_v2", first, pageable, count, self.stream)
+            self.call("cuMemcpyDtoHAsync_v2", pinned, first, count, self.stream)
+            self.call("cuMemcpyHtoDAsync_v2", first, pinned, count, self.stream)
+            self.wait()
+        self.call("cuMemFreeHost", pinned)
+        return self.check()
 
     def pinned_rates(self, mib: int) -> Said:
         """Copies of slabs to memory of cuMemAllocHost and back, at the best of three: GiB/s."""

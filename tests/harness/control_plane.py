@@ -114,6 +114,7 @@ class ControlPlane:
         containers: dict[str, Any] | None = None,
         native: dict[str, Any] | None = None,
         throttle: dict[str, Any] | None = None,
+        suspend: dict[str, Any] | None = None,
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
         metrics: dict[str, Any] | None = None,
@@ -191,6 +192,7 @@ class ControlPlane:
             ),
             # Tenants of the software GPU cost each other nothing: no share could be counted.
             # {}: for a server of before, which does not know it.
+            **({"suspend": suspend} if suspend else {}),
             throttle={} if throttle == {} else {"run_together": False, **(throttle or {})},
         )
         self.controller: subprocess.Popen[bytes] | None = None

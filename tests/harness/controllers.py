@@ -316,6 +316,11 @@ class SimulatedServer:
             if grant.session_id == session_id:
                 self.end(grant)
 
+    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+        """It has no host memory for that, and says so (swap_mib of its inventory)."""
+        refused = rpc.GrantSuspension(grant_id=grant_id, state="running", error="simulated")
+        self.link.report(rpc.NodeReport(grant_suspension=refused))
+
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """There is nothing that could not be."""
 

@@ -4,7 +4,8 @@
 The server is the real one; in the place of its controller is static_grants.py, in this process.
 Every session gets the same vGPUs, as many as it asks for up to `--vgpus`. With `--http-port`
 clients on the network get sessions too, and with `--relay` those of SOCKET.relay get theirs through
-a second server, which has no GPU, and its relays. Whoever waits for SOCKET finds the rest.
+a second server, which has no GPU, and its relays. SIGUSR1 suspends whatever runs, SIGUSR2 resumes
+it. Whoever waits for SOCKET finds the rest.
 
 It needs what sluice-server imports (dev/pack_gpu_host.py packs that) and finds workers as
 sluice-server does (SLUICE_NATIVE_DIR). `python static_server.py --help` lists the options.
@@ -21,6 +22,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,8 @@ class StaticOptions:
     metrics_port: int = 0
     bind: str = "127.0.0.1"
     data_port: int = 0
+    swap_mib: int = 0
+    ready_mib: int = 0
     ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
     def config(
@@ -100,6 +104,7 @@ class StaticOptions:
                     "run_together": self.run_together,
                     "concurrent_headroom": self.concurrent_headroom,
                 },
+                "suspend": {"swap_mib": self.swap_mib, "ready_mib": self.ready_mib},
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
                 **({"metrics": {"listen": f"127.0.0.1:{self.metrics_port}"}} if metrics else {}),
@@ -114,6 +119,12 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     links: list[StaticLink] = []
+
+    def suspend(*, resume: bool) -> None:
+        links[0].suspend_all(resume=resume)
+
+    for number, resume in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
+        asyncio.get_running_loop().add_signal_handler(number, partial(suspend, resume=resume))
 
     def static(config: ServerConfig, side: ServerSide) -> StaticLink:
         del config
@@ -201,6 +212,8 @@ def main() -> None:
     parser.add_argument("--metrics-port", type=int, default=0, help="of its metrics (0: none)")
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
+    parser.add_argument("--swap-mib", type=int, default=0, help="[suspend] swap_mib")
+    parser.add_argument("--ready-mib", type=int, default=0, help="[suspend] ready_mib")
     parser.add_argument(
         "--way",
         dest="ways",

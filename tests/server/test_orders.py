@@ -64,6 +64,7 @@ class Side:
     def __init__(self) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.resized: list[str] = []
+        self.suspended: list[tuple[str, bool]] = []
 
     def inventory(self) -> rpc.Inventory:
         return rpc.Inventory(node="a")
@@ -76,6 +77,9 @@ class Side:
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         self.resized.append(grant_id)
+
+    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+        self.suspended.append((grant_id, resume))
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         pass

@@ -7,7 +7,7 @@ believed about what it runs, and that one which is silent too long has lost what
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, EndOrder
@@ -16,6 +16,8 @@ from sluice.controller.pool.gpus.modes import GpuModes
 from sluice.controller.pool.grants.adoption import Adoption, ReportedSession
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspending import Suspending
+from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.model import NODE_LOST, Clock, Gpu, GpuKey, Node, NodeState
 from sluice.controller.pool.queue.progress import Progress
 from sluice.resources.ends import End, EndCause
@@ -32,6 +34,7 @@ class Membership:
         jobs: Jobs,
         modes: GpuModes,
         adoption: Adoption,
+        suspending: Suspending,
         progress: Progress,
         *,
         node_timeout_seconds: float,
@@ -42,6 +45,7 @@ class Membership:
         self._jobs = jobs
         self._modes = modes
         self._adoption = adoption
+        self._suspending = suspending
         self._progress = progress
         self._node_timeout = node_timeout_seconds
         self._made = clock.monotonic()
@@ -56,6 +60,7 @@ class Membership:
         pending_requests: Iterable[str] = (),
         holds: Iterable[JobKey] = (),
         let_go: Collection[str] = (),
+        suspensions: Sequence[ReportedSuspension] = (),
     ) -> Decisions:
         """Takes in a server that came (back) and makes the ledger say what it really runs.
 
@@ -72,6 +77,7 @@ class Membership:
         self._adoption.revive(node.name, pending, decisions)
         self._jobs.replace(node.name, holds)
         self._ledger.end_unreported(node.name, reported | pending)
+        self._suspending.reconcile(node.name, suspensions, decisions)
         for gpu in self._fleet.of_node(node.name):
             self._end_faulty(gpu, decisions)
         return self._progress.after(decisions)

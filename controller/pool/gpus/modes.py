@@ -97,7 +97,7 @@ class GpuModes:
                 why = End(
                     EndCause.GPU_WITHDRAWN, f"the operator takes GPU {key.uuid} out of the pool"
                 )
-                decisions.ends += self._yield.ask(grant, why)
+                self._yield.ask(grant, why, decisions)
                 self._ledger.event("grant.preempted", grant.id, why.text)
         self.advance(decisions)
         return known

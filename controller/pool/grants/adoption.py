@@ -15,6 +15,7 @@ from sluice.controller.pool.decisions import Decisions, EndOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     GpuKey,
     Grant,
@@ -105,7 +106,7 @@ class Adoption:
             for other in self._ledger.sessions.live_of(grant.id):
                 other.chosen = grant.places_on(other.node)
                 self._ledger.add_session(other)
-        elif not self._is_resizing(grant.id):
+        elif grant.suspension is SuspensionState.NONE and not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
         if grant.spans_nodes:
             session.chosen = grant.places_on(node)

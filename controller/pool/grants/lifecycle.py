@@ -20,6 +20,8 @@ from sluice.controller.pool.decisions import (
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
+from sluice.controller.pool.grants.suspending import Suspending
+from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.model import GrantState, SessionState, as_it_is
 from sluice.controller.pool.queue.progress import Progress
@@ -34,12 +36,14 @@ class GrantLifecycle:
         ledger: GrantLedger,
         jobs: Jobs,
         resizing: Resizing,
+        suspending: Suspending,
         progress: Progress,
         opening_seconds: float,
     ) -> None:
         self._ledger = ledger
         self._jobs = jobs
         self._resizing = resizing
+        self._suspending = suspending
         self._progress = progress
         self._opening_seconds = opening_seconds
 
@@ -89,6 +93,28 @@ class GrantLifecycle:
         """The server has resized it, or says why not; not known: it must report what it runs."""
         self._resizing.finish(grant_id, error, known=known)
         return self._progress.after(Decisions())
+
+    # suspension
+
+    def suspend(self, grant_id: str, why: str) -> Decisions:
+        """The operator has a grant suspended; it stays so until he has it resumed.
+
+        Raises Impossible, Unknown.
+        """
+        decisions = Decisions()
+        self._suspending.begin(grant_id, why, decisions, resumes=False)
+        return self._progress.after(decisions)
+
+    def resume(self, grant_id: str) -> Decisions:
+        """It goes on as soon as there is room. Raises Impossible, Unknown."""
+        self._suspending.want_back(grant_id)
+        return self._progress.after(Decisions())
+
+    def suspension(self, node: str, report: ReportedSuspension) -> Decisions:
+        """A server says how what it runs for a grant stands."""
+        decisions = Decisions()
+        self._suspending.heard(node, report, decisions)
+        return self._progress.after(decisions)
 
     # sessions
 
@@ -175,6 +201,7 @@ class GrantLifecycle:
     def end_overdue(self, decisions: Decisions) -> None:
         """Ends what nobody needs any more, or never came for; part of a step."""
         self._end_jobs_that_are_over()
+        self._suspending.end_overdue(decisions)
         for grant_id in self._ledger.never_opened(self._opening_seconds):
             text = f"its client did not come within {self._opening_seconds:g} s"
             never_came = End(EndCause.CLIENT_NEVER_CAME, text)

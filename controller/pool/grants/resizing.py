@@ -16,6 +16,7 @@ from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.impossible import Impossible, Over, Unknown
 from sluice.controller.pool.model import Grant, GrantState, NodeState, Sharing, Vgpu
 from sluice.controller.pool.projects.quotas import Held
@@ -47,6 +48,11 @@ class Resizing:
             raise Impossible(
                 f"grant {grant_id} has vGPUs of {len(grant.nodes)} nodes, which keep their size: "
                 "end it, and ask for others"
+            )
+        if grant.suspension is not SuspensionState.NONE:
+            raise Impossible(
+                f"grant {grant_id} is {grant.suspension.value}, and keeps its sizes until it runs "
+                f"again: sluice grant resume {grant_id}"
             )
         if grant_id in self._under_way:
             raise Impossible(f"grant {grant_id} is being resized already; try again")

@@ -11,25 +11,26 @@ from collections.abc import Sequence
 
 from sluice.controller.pool.decisions import (
     Decisions,
-    EndOrder,
     Granted,
     GrantRequest,
     Refused,
-    end_orders,
 )
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.slices import FreeCapacity, fits
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
     Grant,
+    GrantState,
     Mode,
 )
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.queue.granting import Granting, Placed
 from sluice.controller.pool.queue.preemption import (
+    NO_LOSS,
     Candidate,
     Claim,
     Loss,
@@ -37,23 +38,13 @@ from sluice.controller.pool.queue.preemption import (
     booking_of,
     freed_by,
     make_plan,
+    memory_freed_by,
 )
 from sluice.controller.pool.queue.waiting import Entry
 from sluice.resources.ends import End, EndCause
 
 Answer = Granted | Refused
-
-
-class Ending:
-    """The Yield of a pool that cannot suspend: the work ends with a CUDA error."""
-
-    def __init__(self, ledger: GrantLedger) -> None:
-        self._ledger = ledger
-
-    def ask(self, grant: Grant, why: End) -> list[EndOrder]:
-        """Has the server end it; nobody joins it any more."""
-        self._ledger.end_soon(grant, why)
-        return end_orders(grant, why)
+RUNNING = (SuspensionState.NONE, SuspensionState.RESUMING)
 
 
 class Claims:
@@ -106,13 +97,13 @@ class Claims:
         for victim in plan.victims:
             grant = victim.grant
             claim.waits_for.add(grant.id)
-            if self._jobs.is_ending(grant):
+            if self._gives_way(grant):
                 continue  # it was told to already, perhaps by a controller before this one
             text = (
                 f"preempted: request {request.request_id} of priority {request.priority} "
                 f"(project {request.project}) takes the room of priority {grant.priority}"
             )
-            decisions.ends += self._yield.ask(grant, End(EndCause.PREEMPTED, text))
+            self._yield.ask(grant, End(EndCause.PREEMPTED, text), decisions)
             self._ledger.event("grant.preempted", grant.id, text)
         text = f"{len(plan.victims)} grant(s) give way on node {claim.booking.node}"
         self._ledger.event("request.preempts", request.request_id, text)
@@ -123,8 +114,18 @@ class Claims:
             # it has left, or its job got a grant meanwhile: it joins, or is refused, in its turn
             self.drop(claim.request_id)
             return None
-        claim.waits_for = {g for g in claim.waits_for if self._ledger.grants.is_live(g)}
         self._ledger.allocations.unbook(claim.booking)
+        waits_for = [self._ledger.grants.records.get(g) for g in claim.waits_for]
+        live = [g for g in waits_for if g and g.state is GrantState.LIVE]
+        if any(g.suspension in RUNNING and not self._jobs.is_ending(g) for g in live):
+            # it could not be suspended: a new plan is made, without it if that can be
+            del self._claims[claim.request_id]
+            return None
+        claim.waits_for = {
+            g.id
+            for g in live
+            if self._jobs.is_ending(g) or g.suspension is not SuspensionState.SUSPENDED
+        }
         capacities = self._claimed(claim)
         if capacities and all(fits(entry.request, capacity) for capacity in capacities):
             found: Placed | None = Placed(entry.request, capacities)
@@ -160,33 +161,40 @@ class Claims:
             for capacity in capacities
             for g in self._ledger.grants.live_on_gpu(capacity.gpu.key)
         }
+        giving_way = [g for g in grants.values() if self._gives_way(g) and not g.reservation]
         lower = [
             grant
             for grant in grants.values()
             if grant.priority < request.priority
             and not grant.reservation
-            and not self._jobs.is_ending(grant)
+            and not self._gives_way(grant)
+            and grant.suspension is not SuspensionState.RESUMING
         ]
         lowest = min((grant.priority for grant in lower), default=0)
-        now = self._clock.wall()
-        ending = [
-            Candidate(grant, Loss(0, 0, 0.0, 0), freed_by(grant))
-            for grant in grants.values()
-            if self._jobs.is_ending(grant) and not grant.reservation
+        return [self._candidate(grant, NO_LOSS) for grant in giving_way] + [
+            self._candidate(grant, self._loss(grant, lowest)) for grant in lower
         ]
-        return ending + [
-            Candidate(
-                grant,
-                Loss(
-                    len(self._ledger.sessions.live_of(grant.id)),
-                    grant.priority - lowest,
-                    max(0.0, now - grant.created),
-                    sum(vgpu.memory_mib for vgpu in grant.vgpus),
-                ),
-                freed_by(grant),
-            )
-            for grant in lower
-        ]
+
+    def _gives_way(self, grant: Grant) -> bool:
+        """Whether it is being ended or suspended already."""
+        return self._jobs.is_ending(grant) or grant.suspension is SuspensionState.SUSPENDING
+
+    def _loss(self, grant: Grant, lowest: int) -> Loss:
+        sessions = len(self._ledger.sessions.live_of(grant.id))
+        return Loss(
+            sessions,
+            grant.priority - lowest,
+            max(0.0, self._clock.wall() - grant.created),
+            sum(vgpu.memory_mib for vgpu in grant.vgpus),
+            0 if self._yield.spares(grant) else sessions,
+        )
+
+    def _candidate(self, grant: Grant, loss: Loss) -> Candidate:
+        suspends = not self._jobs.is_ending(grant) and (
+            grant.suspension is SuspensionState.SUSPENDING or self._yield.spares(grant)
+        )
+        frees = memory_freed_by(grant) if suspends else freed_by(grant)
+        return Candidate(grant, loss, frees, stays=suspends)
 
     def _claimed(self, claim: Claim) -> list[FreeCapacity]:
         gpus = [self._fleet.gpus.get(capacity.gpu.key) for capacity in claim.capacities]

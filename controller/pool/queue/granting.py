@@ -19,6 +19,7 @@ from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.slices import FreeCapacity
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
@@ -247,6 +248,8 @@ class Granting:
         if any(mib > max(0, self._free_for(grant, key)) for key, mib in more.items()):
             return Blocked.BY_JOB
         if self._fleet.nodes[grant.node].state is not NodeState.UP:
+            return Blocked.BY_JOB
+        if grant.suspension is not SuspensionState.NONE:
             return Blocked.BY_JOB
         session = self._ledger.open_session(request, grant)
         self._ledger.recount(grant)

@@ -2,9 +2,10 @@
 """Preemption: whose work gives way to a request, and who has the room until the request has it.
 
 Called by scheduling.Scheduler. A plan names GPUs for the request and the cheapest set of grants of
-lower priority whose going makes room there: the fewest sessions, then the lowest priorities, then
-the least time that they have run, then the least memory. Up to EXACT_CANDIDATES grants the set is
-the cheapest one; beyond, it is found greedily and has nobody in it who could stay. Victims are
+lower priority whose going makes room there: the fewest sessions that end, then the fewest at all,
+then the lowest priorities, then the least time that they have run, then the least memory. Up to
+EXACT_CANDIDATES grants the set is the cheapest one; beyond, it is found greedily and has nobody in
+it who could stay. Victims are
 asked through Yield and the room is claimed (booked for the request) from then on, so that nobody
 else takes what they give back one after another.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice.controller.pool.decisions import EndOrder, GrantRequest
+from sluice.controller.pool.decisions import Decisions, GrantRequest
 from sluice.controller.pool.gpus.occupancy import processes_of, sharing_for
 from sluice.controller.pool.gpus.slices import FreeCapacity, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey, Grant
@@ -25,12 +26,18 @@ from sluice.resources.ends import End
 
 EXACT_CANDIDATES = 12
 
+LossOrder = tuple[int, int, int, float, int]
+
 
 class Yield(Protocol):
-    """How a grant is made to give its room back; suspending it will be another way."""
+    """How a grant is made to give its room back: it is suspended, or ends."""
 
-    def ask(self, grant: Grant, why: End) -> list[EndOrder]:
-        """Returns what its server is to be told; the room is back when the ledger says so."""
+    def ask(self, grant: Grant, why: End, decisions: Decisions) -> None:
+        """Adds what its server is to be told; the room is back when the ledger says so."""
+        ...
+
+    def spares(self, grant: Grant) -> bool:
+        """Whether its work would go on later."""
         ...
 
 
@@ -42,6 +49,7 @@ class Loss:
     priority: int
     seconds: float
     memory_mib: int
+    ended: int = 0  # sessions whose work is lost: worse than any number that are suspended
 
     def plus(self, other: Loss) -> Loss:
         """Both together."""
@@ -50,12 +58,13 @@ class Loss:
             self.priority + other.priority,
             self.seconds + other.seconds,
             self.memory_mib + other.memory_mib,
+            self.ended + other.ended,
         )
 
     @property
-    def order(self) -> tuple[int, int, float, int]:
+    def order(self) -> LossOrder:
         """For comparing."""
-        return (self.sessions, self.priority, self.seconds, self.memory_mib)
+        return (self.ended, self.sessions, self.priority, self.seconds, self.memory_mib)
 
 
 NO_LOSS = Loss(0, 0, 0.0, 0)
@@ -68,9 +77,10 @@ class Candidate:
     grant: Grant
     loss: Loss
     frees: dict[GpuKey, tuple[int, int]]  # MiB and percent
+    stays: bool = False  # it keeps its place beside others: it is suspended
 
     @property
-    def order(self) -> tuple[tuple[int, int, float, int], str]:
+    def order(self) -> tuple[LossOrder, str]:
         """For comparing; ids make it the same every time."""
         return (self.loss.order, self.grant.id)
 
@@ -161,7 +171,7 @@ def _exact(place: Place, candidates: list[Candidate]) -> list[Candidate]:
         return []
     # each set is reached once: from the one without its last member, or with another last member
     first = candidates[0].loss
-    heap: list[tuple[tuple[int, int, float, int], tuple[int, ...], Loss]] = []
+    heap: list[tuple[LossOrder, tuple[int, ...], Loss]] = []
     heapq.heappush(heap, (first.order, (0,), first))
     while True:
         _, members, loss = heapq.heappop(heap)
@@ -204,7 +214,7 @@ def _fits(request: GrantRequest, capacity: FreeCapacity, victims: Iterable[Candi
         free_mib += mib
         free_percent += percent
         for at, vgpu in victim.grant.placed():
-            if at == key:
+            if at == key and not victim.stays:
                 left = left.minus(vgpu.sharing, processes_of(victim.grant))
     return (
         sharing is not None
@@ -221,6 +231,15 @@ def freed_by(grant: Grant) -> dict[GpuKey, tuple[int, int]]:
     for key, vgpu in grant.placed():
         mib, percent = frees.get(key, (0, 0))
         frees[key] = (mib + vgpu.memory_mib + vgpu.overhead_mib, percent + vgpu.compute_percent)
+    return frees
+
+
+def memory_freed_by(grant: Grant) -> dict[GpuKey, tuple[int, int]]:
+    """What a grant's suspension gives back at most: its contexts stay."""
+    frees: dict[GpuKey, tuple[int, int]] = {}
+    for key, vgpu in grant.placed():
+        mib, percent = frees.get(key, (0, 0))
+        frees[key] = (mib + vgpu.memory_mib, percent + vgpu.compute_percent)
     return frees
 
 

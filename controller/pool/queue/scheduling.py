@@ -11,20 +11,25 @@ request in its turn is granting's.
 
 from __future__ import annotations
 
+from collections import deque
+
 from sluice.controller.pool.decisions import Decisions, Granted, GrantRequest, Refused
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspending import Suspending
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
+    Grant,
     IdFactory,
     Mode,
 )
 from sluice.controller.pool.placement.policies import PlacementPolicy
 from sluice.controller.pool.projects.quotas import Held
-from sluice.controller.pool.queue.claims import Claims, Ending
+from sluice.controller.pool.queue.claims import Claims
 from sluice.controller.pool.queue.granting import Blocked, Granting
+from sluice.controller.pool.queue.preemption import Yield
 from sluice.controller.pool.queue.waiting import WaitingQueue
 from sluice.controller.pool.reservations.reserving import Reserving
 
@@ -44,6 +49,8 @@ class Scheduler:
         ageing_seconds: float,
         job_sessions: int,
         over_quota_waits: bool,
+        suspending: Suspending,
+        give_way: Yield,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
@@ -61,7 +68,8 @@ class Scheduler:
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
         )
-        self.claims = Claims(clock, ledger, fleet, jobs, self.granting, Ending(ledger))
+        self._suspending = suspending
+        self.claims = Claims(clock, ledger, fleet, jobs, self.granting, give_way)
         self.queue = WaitingQueue(ageing_seconds)
         self.paused = ""  # why nothing is granted for now; what waits goes on waiting
 
@@ -97,9 +105,12 @@ class Scheduler:
                 self._answer(*answered, decisions)
         held: set[GpuKey] = set()
         everything = len(self._fleet.gpus)
+        suspended = deque(self._suspending.in_order())
         for entry in self.queue.walk():
             if entry.request.request_id in self.claims:
                 continue
+            while suspended and suspended[0][0] <= entry.order[:2]:
+                self._resume(suspended.popleft()[1], held, decisions)
             outcome = self.granting.attempt(entry.request, held)
             if outcome is Blocked.BY_ROOM:
                 held |= self._fleet.reach(entry.alike)
@@ -109,9 +120,16 @@ class Scheduler:
                 self._answer(entry.request, outcome, decisions)
             if len(held) >= everything:
                 break
+        for _, grant in suspended:
+            self._resume(grant, held, decisions)
         for entry in self.queue.preempting():
             if entry.request.request_id not in self.claims:
                 self.claims.preempt(entry, decisions)
+
+    def _resume(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> None:
+        """A suspended grant in its turn: it comes back, or holds its GPUs against those behind."""
+        if not self._suspending.attempt(grant, held, decisions):
+            held.update(key for key, _ in grant.placed())
 
     def _answer(
         self, request: GrantRequest, answer: Granted | Refused | None, decisions: Decisions

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice grant suspend|resume`, `sluice session suspend|resume`.
+
+Mounted by cli.__main__ into the commands of grants and sessions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from sluice.cli import completion, output
+from sluice.cli.options import Address, Output, controller
+from sluice.cli.output import Format
+from sluice.cli.rest import CommandError, Controller
+from sluice.cli.waiting import follow
+
+SUSPEND_SECONDS, RESUME_SECONDS = 60.0, 60.0
+
+Grant = Annotated[str, typer.Argument(autocompletion=completion.grants)]
+Session = Annotated[str, typer.Argument(autocompletion=completion.sessions)]
+Seconds = Annotated[
+    float, typer.Option("--wait", help="seconds to wait until it is done (0: not at all)")
+]
+
+
+def suspend_grant(
+    grant: Grant,
+    wait: Seconds = SUSPEND_SECONDS,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lets it stand still: its memory goes to the host, its place on the GPUs is others'."""
+    _suspend(controller(address), f"/grants/{grant}", wait, output_format)
+
+
+def resume_grant(
+    grant: Grant,
+    wait: Seconds = RESUME_SECONDS,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lets it go on, as soon as there is room on its GPUs."""
+    _resume(controller(address), f"/grants/{grant}", wait, output_format)
+
+
+def suspend_session(
+    session: Session,
+    wait: Seconds = SUSPEND_SECONDS,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """The same of a session that is its grant's only one."""
+    _suspend(controller(address), f"/sessions/{session}", wait, output_format)
+
+
+def resume_session(
+    session: Session,
+    wait: Seconds = RESUME_SECONDS,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lets it go on, as soon as there is room on its GPUs."""
+    _resume(controller(address), f"/sessions/{session}", wait, output_format)
+
+
+def _suspend(api: Controller, path: str, wait: float, output_format: Format) -> None:
+    answer = api.post(f"{path}/suspend", {})
+    answer = _followed(api, answer, "suspended", wait)
+    if not output.show_data(answer, output_format):
+        state = answer["suspension"]["state"]
+        print(f"grant {answer['id']} is {state}")
+
+
+def _resume(api: Controller, path: str, wait: float, output_format: Format) -> None:
+    answer = api.post(f"{path}/resume", {})
+    answer = _followed(api, answer, "", wait)
+    if not output.show_data(answer, output_format):
+        state = _state(answer)
+        print(f"grant {answer['id']} {'waits for room' if state == 'suspended' else 'goes on'}")
+
+
+def _state(answer: dict[str, Any]) -> str:
+    return str(answer["suspension"]["state"]) if answer["suspension"] else ""
+
+
+def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float) -> dict[str, Any]:
+    """The grant, once it stands as is wanted; raises CommandError where it does not come to it."""
+    if not wait:
+        return answer
+    what, begun = f"grant {answer['id']}", _state(answer)
+
+    def look() -> tuple[bool, str]:
+        nonlocal answer
+        answer = api.get(f"/grants/{answer['id']}")
+        state = _state(answer)
+        if answer["state"] == "ended":
+            raise CommandError(f"{what} has ended: {answer['reason']}")
+        if wanted == "suspended" and begun == "suspending" and not state:
+            raise CommandError(f"{what} runs as before: {_why(api, answer['id'])}")
+        note = answer["suspension"]["note"] if answer["suspension"] else ""
+        return state == wanted, f"it is {state or 'running'}" + (f" ({note})" if note else "")
+
+    follow(look, wait, what)
+    return answer
+
+
+def _why(api: Controller, grant_id: str) -> str:
+    events = api.get("/events", subject=grant_id, kind="grant.not_suspended")["events"]
+    return str(events[0]["text"]) if events else "see `sluice event list`"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a grant stands that does not simply run, as JSON; part of schemas.GrantView."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from sluice.controller.pool.grants.suspension import SuspensionState
+from sluice.controller.pool.model import Grant, GrantState
+
+
+class RunningSize(BaseModel):
+    """A vGPU as it is when its grant runs."""
+
+    memory_mib: int
+    compute_percent: int
+
+
+class SuspensionView(BaseModel):
+    """A grant that is suspended, or on its way there or back."""
+
+    state: Literal["suspending", "suspended", "resuming"]
+    since: datetime | None = Field(description="since when it has been suspended")
+    resumes: bool = Field(description="it goes on as soon as there is room for it")
+    note: str = Field(description="why it was suspended, or could not be resumed, in words")
+    runs_with: list[RunningSize] = Field(
+        description="its vGPUs when it runs; `vgpus` are what stays of them meanwhile"
+    )
+
+
+def suspension_view(grant: Grant) -> SuspensionView | None:
+    """None: it runs, or has ended."""
+    if grant.state is not GrantState.LIVE or grant.suspension is SuspensionState.NONE:
+        return None
+    since = grant.suspended_since
+    return SuspensionView(
+        state=grant.suspension.value,
+        since=None if since is None else datetime.fromtimestamp(since, UTC),
+        resumes=grant.resumes,
+        note=grant.suspension_note,
+        runs_with=[
+            RunningSize(memory_mib=v.memory_mib, compute_percent=v.compute_percent)
+            for v in grant.running_vgpus or grant.vgpus
+        ],
+    )

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grants that are suspended: what is asked of their servers, what is booked, and who comes back.
+
+Part of pool.Pool. A grant that is to be suspended is booked as before until its server says that
+its memory is the host's; from then on only what stays is, with no compute. It comes back when that
+was asked for and there is room on the GPUs that it has (its contexts are there): it stands in the
+queue with its priority, by the time since it was suspended (scheduling.Scheduler asks `in_order`
+and `attempt`). It promises that nothing is booked for others before it is free, and that what is
+to run again has all of its room before its server is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sluice.controller.pool.decisions import Decisions, end_orders
+from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants.jobs import Jobs
+from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.suspension import (
+    ReportedSuspension,
+    SuspendOrder,
+    SuspensionState,
+)
+from sluice.controller.pool.impossible import Impossible, Over, Unknown
+from sluice.controller.pool.model import (
+    Clock,
+    GpuKey,
+    Grant,
+    GrantState,
+    NodeState,
+    SessionState,
+    Sharing,
+    Vgpu,
+    as_it_is,
+)
+from sluice.controller.pool.projects.quotas import Held
+from sluice.resources.ends import End, EndCause
+
+#: After a resume that failed, or a suspension, it is not tried again for so long.
+AGAIN_SECONDS = 10.0
+
+Order = tuple[float, float]
+
+
+class Suspending:
+    """Which grants are suspended, and what becomes of them."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        ledger: GrantLedger,
+        fleet: Fleet,
+        jobs: Jobs,
+        *,
+        ageing_seconds: float,
+        max_suspended_seconds: float,
+    ) -> None:
+        self._clock = clock
+        self._ledger = ledger
+        self._fleet = fleet
+        self._jobs = jobs
+        self._ageing = ageing_seconds
+        self._most_seconds = max_suspended_seconds
+        self._suspended: dict[str, Grant] = {}  # those that are not NONE
+        self._failed: dict[str, float] = {}  # monotonic, by grant
+
+    def restore(self) -> None:
+        """Takes in what the store remembered."""
+        for grant in self._ledger.grants.records.values():
+            if grant.state is GrantState.LIVE and grant.suspension is not SuspensionState.NONE:
+                self._suspended[grant.id] = grant
+
+    # what is asked for
+
+    def begin(self, grant_id: str, why: str, decisions: Decisions, *, resumes: bool) -> Grant:
+        """Has a grant suspended; `resumes`: it comes back by itself when there is room.
+
+        Raises Impossible, Unknown.
+        """
+        grant = self._live(grant_id)
+        if grant.suspension is not SuspensionState.NONE:
+            raise Impossible(f"grant {grant_id} is {grant.suspension.value} already")
+        if problem := self._not_now(grant) or self.never(grant):
+            raise Impossible(problem)
+        grant.suspension, grant.resumes, grant.suspension_note = (
+            SuspensionState.SUSPENDING,
+            resumes,
+            why,
+        )
+        self._suspended[grant.id] = grant
+        self._changed(grant)
+        self._ledger.event("grant.suspending", grant.id, why)
+        decisions.suspends.append(SuspendOrder(grant.node, grant.id, resume=False))
+        return grant
+
+    def want_back(self, grant_id: str) -> Grant:
+        """A suspended grant is to go on as soon as there is room. Raises Impossible, Unknown."""
+        grant = self._live(grant_id)
+        if grant.suspension is SuspensionState.NONE:
+            raise Impossible(f"grant {grant_id} is not suspended")
+        self._failed.pop(grant.id, None)
+        if not grant.resumes:
+            grant.resumes = True
+            self._changed(grant)
+        return grant
+
+    def never(self, grant: Grant) -> str:
+        """Why a grant of its kind cannot be suspended; "": it can."""
+        if grant.spans_nodes:
+            return (
+                f"grant {grant.id} has vGPUs of {len(grant.nodes)} nodes, which cannot be "
+                "suspended together: end it instead"
+            )
+        if any(vgpu.sharing is Sharing.CONCURRENT for vgpu in grant.vgpus):
+            return (
+                f"grant {grant.id} runs at once with others (MPS) and cannot be suspended alone: "
+                "end it instead"
+            )
+        if grant.reservation:
+            return (
+                f"grant {grant.id} draws on reservation {grant.reservation}, whose room would stay "
+                "its owner's: end it, or the reservation"
+            )
+        node = self._fleet.nodes.get(grant.node)
+        if node and not node.swap_mib:
+            return (
+                f"node {grant.node} has no host memory for suspended sessions: set [suspend] "
+                "swap_mib in its server.conf (an older sluice-server suspends nothing)"
+            )
+        return ""
+
+    def is_suspendable(self, grant: Grant) -> bool:
+        """Whether it is worth the try now."""
+        return (
+            grant.suspension is SuspensionState.NONE
+            and not self.never(grant)
+            and not self._not_now(grant)
+            and not self._failed_lately(grant)
+        )
+
+    # what servers say
+
+    def heard(self, node: str, report: ReportedSuspension, decisions: Decisions) -> None:
+        """A server says how a grant stands; part of a step."""
+        grant = self._ledger.grants.get(report.grant_id)
+        if grant is None or grant.state is not GrantState.LIVE or grant.nodes != {node}:
+            return
+        if report.busy:
+            return  # it says more when that is done
+        state = grant.suspension
+        if report.suspended:
+            if state is SuspensionState.RESUMING and not report.error:
+                # the order was lost on its way
+                decisions.suspends.append(SuspendOrder(node, grant.id, resume=True))
+                return
+            self._is_out(grant, report)
+        elif state is SuspensionState.SUSPENDING:
+            if report.error:
+                self._not_suspended(grant, report.error)
+            else:
+                decisions.suspends.append(SuspendOrder(node, grant.id, resume=False))
+        elif state is not SuspensionState.NONE:
+            self._runs(grant)
+
+    def reconcile(
+        self, node: str, reports: Sequence[ReportedSuspension], decisions: Decisions
+    ) -> None:
+        """A server came (back): what it does not name simply runs. Part of a step."""
+        named = {report.grant_id for report in reports}
+        known = [grant for grant in self._suspended.values() if grant.nodes == {node}]
+        silent = [ReportedSuspension(g.id, suspended=False) for g in known if g.id not in named]
+        for report in [*reports, *silent]:
+            self.heard(node, report, decisions)
+
+    def ended(self) -> None:
+        """Forgets grants that have ended; before each look at them."""
+        over = [g for g, grant in self._suspended.items() if grant.state is GrantState.ENDED]
+        for grant_id in over:
+            del self._suspended[grant_id]
+            self._failed.pop(grant_id, None)
+
+    # the queue
+
+    def in_order(self) -> list[tuple[Order, Grant]]:
+        """Those that wait to come back, with their places among requests (waiting.Entry.order)."""
+        self.ended()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        found = []
+        for grant in self._suspended.values():
+            if grant.suspension is not SuspensionState.SUSPENDED or not grant.resumes:
+                continue
+            if self._failed_lately(grant) or self._jobs.is_ending(grant):
+                continue
+            since = now - max(0.0, wall - (grant.suspended_since or wall))
+            order = (
+                (since - grant.priority * self._ageing, 0.0)
+                if self._ageing
+                else (-grant.priority, since)
+            )
+            found.append((order, grant))
+        return sorted(found, key=lambda each: (each[0], each[1].id))
+
+    def attempt(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> bool:
+        """Has it resumed, if there is room that nobody before it waits for."""
+        sized = self._sized(grant)
+        if any(key in held for key, _ in grant.placed()) or not self._fits(grant, sized):
+            return False
+        over = self._ledger.quotas.exceeded(grant.project, Held.of(sized), Held.of(grant.vgpus))
+        node = self._fleet.nodes.get(grant.node)
+        if over or node is None or node.state is not NodeState.UP:
+            return False
+        grant.suspension = SuspensionState.RESUMING
+        self._ledger.rebook(grant, sized)
+        self._ledger.event("grant.resuming", grant.id, "there is room for it again")
+        decisions.suspends.append(SuspendOrder(grant.node, grant.id, resume=True))
+        return True
+
+    # time
+
+    def end_overdue(self, decisions: Decisions) -> None:
+        """Ends what was suspended for too long; part of a step."""
+        self.ended()
+        wall = self._clock.wall()
+        for grant in list(self._suspended.values()) if self._most_seconds else ():
+            since = grant.suspended_since
+            if (
+                grant.suspension is SuspensionState.SUSPENDED
+                and since is not None
+                and wall - since >= self._most_seconds
+                and not self._jobs.is_ending(grant)
+            ):
+                text = (
+                    f"it was suspended for {wall - since:.0f} s, and [pool] max_suspended_seconds "
+                    f"is {self._most_seconds:g}"
+                )
+                why = End(EndCause.SUSPENDED_TOO_LONG, text)
+                self._ledger.end_soon(grant, why)
+                decisions.ends += end_orders(grant, why)
+
+    # within
+
+    def _live(self, grant_id: str) -> Grant:
+        grant = self._ledger.grants.get(grant_id)
+        if grant is None:
+            raise Unknown("grant", grant_id)
+        if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
+            raise Over("grant", f"grant {grant_id} has ended or is being ended")
+        return grant
+
+    def _not_now(self, grant: Grant) -> str:
+        """What is in the way of suspending it at the moment; "": nothing is."""
+        node = self._fleet.nodes.get(grant.node)
+        if node is None or node.state is not NodeState.UP:
+            return f"node {grant.node} of grant {grant.id} is not connected; try later"
+        sessions = self._ledger.sessions.live_of(grant.id)
+        if not sessions:
+            return f"nothing of grant {grant.id} runs: there is nothing to be suspended"
+        if any(session.state is SessionState.OPENING for session in sessions):
+            return f"a session of grant {grant.id} is being opened; try again"
+        return ""
+
+    def _failed_lately(self, grant: Grant) -> bool:
+        at = self._failed.get(grant.id)
+        return at is not None and self._clock.monotonic() - at < AGAIN_SECONDS
+
+    def _sized(self, grant: Grant) -> tuple[Vgpu, ...]:
+        """Its vGPUs as they are when it runs, with the contexts that it has now."""
+        return tuple(
+            replace(now, memory_mib=size.memory_mib, compute_percent=size.compute_percent)
+            for now, size in zip(grant.vgpus, grant.running_vgpus, strict=True)
+        )
+
+    def _fits(self, grant: Grant, sized: tuple[Vgpu, ...]) -> bool:
+        memory: Counter[GpuKey] = Counter()
+        percent: Counter[GpuKey] = Counter()
+        for (key, now), then in zip(grant.placed(), sized, strict=True):
+            memory[key] += then.memory_mib - now.memory_mib
+            percent[key] += then.compute_percent - now.compute_percent
+        for key in memory:
+            capacity, gpu = self._fleet.capacity.of(key), self._fleet.gpus.get(key)
+            if capacity is None or gpu is None or gpu.fault:
+                return False
+            if memory[key] > max(0, capacity.free_mib):
+                return False
+            if percent[key] > max(0, capacity.free_percent):
+                return False
+        return True
+
+    def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
+        """Its memory is the host's: only what stays is booked."""
+        if grant.suspension is SuspensionState.NONE:
+            grant.resumes = True  # nobody here has asked for it
+        if grant.suspension in (SuspensionState.NONE, SuspensionState.SUSPENDING):
+            grant.running_vgpus, grant.suspended_since = grant.vgpus, self._clock.wall()
+            self._ledger.event(
+                "grant.suspended", grant.id, f"{sum(report.staying_mib)} MiB of it stay"
+            )
+        elif report.error:
+            self._failed[grant.id] = self._clock.monotonic()
+            self._ledger.event("grant.not_resumed", grant.id, report.error)
+        grant.suspension = SuspensionState.SUSPENDED
+        grant.suspension_note = report.error or grant.suspension_note
+        self._suspended[grant.id] = grant
+        staying = [*report.staying_mib, *[0] * len(grant.vgpus)]
+        smaller = tuple(
+            replace(now, memory_mib=min(stays, full.memory_mib), compute_percent=0)
+            for now, full, stays in zip(grant.vgpus, grant.running_vgpus, staying, strict=False)
+        )
+        self._ledger.rebook(grant, smaller)
+
+    def _not_suspended(self, grant: Grant, why: str) -> None:
+        self._failed[grant.id] = self._clock.monotonic()
+        self._forget(grant, why)
+        self._changed(grant)
+        self._ledger.event("grant.not_suspended", grant.id, why)
+
+    def _runs(self, grant: Grant) -> None:
+        sized = self._sized(grant)
+        self._forget(grant, "")
+        self._ledger.rebook(grant, sized)
+        self._ledger.event("grant.resumed", grant.id, "it goes on")
+
+    def _forget(self, grant: Grant, note: str) -> None:
+        grant.suspension, grant.suspension_note = SuspensionState.NONE, note
+        grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
+        self._suspended.pop(grant.id, None)
+
+    def _changed(self, grant: Grant) -> None:
+        grant.generation += 1
+        self._ledger.changes.append(as_it_is(grant))
+
+
+class Ending:
+    """The Yield of a pool that does not suspend: the work ends with a CUDA error."""
+
+    def __init__(self, ledger: GrantLedger) -> None:
+        self._ledger = ledger
+
+    def ask(self, grant: Grant, why: End, decisions: Decisions) -> None:
+        """Has the server end it; nobody joins it any more."""
+        self._ledger.end_soon(grant, why)
+        decisions.ends += end_orders(grant, why)
+
+    def spares(self, grant: Grant) -> bool:
+        """It ends whomever it asks."""
+        del grant
+        return False
+
+
+class SuspendingOrEnding:
+    """The Yield of a pool that suspends whom it can, and ends who cannot be suspended."""
+
+    def __init__(self, suspending: Suspending, ending: Ending) -> None:
+        self._suspending = suspending
+        self._ending = ending
+
+    def ask(self, grant: Grant, why: End, decisions: Decisions) -> None:
+        """Has the server suspend it, if that can be."""
+        if self.spares(grant):
+            self._suspending.begin(grant.id, why.text, decisions, resumes=True)
+        else:
+            self._ending.ask(grant, why, decisions)
+
+    def spares(self, grant: Grant) -> bool:
+        """Whether it would be suspended, and not ended."""
+        return self._suspending.is_suspendable(grant)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a grant stands towards suspension: part of model.Grant, and as its node says it.
+
+While a grant is suspended its vGPUs are booked with what stays of them on their GPUs and no
+compute; what they have when it runs is `running_vgpus`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SuspensionState(StrEnum):
+    """NONE runs. The order to suspend or to resume is under way, or it is SUSPENDED.
+
+    RESUMING is booked with all that it has when it runs.
+    """
+
+    NONE = ""
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSuspension:
+    """What a node says of a grant that it runs."""
+
+    grant_id: str
+    suspended: bool
+    error: str = ""  # why an order was not carried out
+    staying_mib: tuple[int, ...] = ()  # of each vGPU, where it is suspended
+    busy: bool = False  # an order is being carried out
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendOrder:
+    """A server must suspend what it runs for this grant, or resume it."""
+
+    node: str
+    grant_id: str
+    resume: bool

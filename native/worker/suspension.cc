@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/suspension.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "channel/futex.h"
+#include "channel/thread.h"
+#include "process/log.h"
+
+namespace sluice::worker {
+
+using channel::now_ns;
+
+namespace {
+
+constexpr uint64_t kLookNs = 500'000;     // between two looks at whether the GPU is done
+constexpr uint64_t kAgainNs = 5'000'000;  // for captures, which end only while commands go on
+constexpr uint64_t kMib = 1 << 20;
+constexpr size_t kMostPieces = 1 << 16;
+
+uint64_t mib(uint64_t bytes) { return (bytes + kMib - 1) / kMib; }
+
+// Waits for contexts as wholes: what no stream of the session's shows, such as the libraries' own.
+// In a thread that may stay behind, as an endless kernel cannot be waited for in any other way.
+class ContextsIdle {
+ public:
+  // False: there is no thread to be had.
+  static std::shared_ptr<ContextsIdle> begin(Session& session) {
+    auto idle = std::make_shared<ContextsIdle>();
+    std::vector<CUcontext> contexts;
+    for (auto& v : session.vgpus) contexts.push_back(v->gpu->context);
+    const Driver* driver = &session.driver;
+    if (!channel::start_detached("drain", [idle, contexts, driver] {
+          for (CUcontext context : contexts) {
+            CUresult e = driver->cuCtxSetCurrent(context);
+            if (e == CUDA_SUCCESS) e = driver->cuCtxSynchronize();
+            if (e != CUDA_SUCCESS) idle->failed_ = e;
+          }
+          idle->done_.store(true, std::memory_order_release);
+        }))
+      return nullptr;
+    return idle;
+  }
+  bool wait(uint64_t until_ns) const {
+    while (!done_.load(std::memory_order_acquire)) {
+      if (now_ns() >= until_ns) return false;
+      channel::sleep_ns(kLookNs);
+    }
+    return true;
+  }
+  CUresult failed() const { return failed_; }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::atomic<CUresult> failed_{CUDA_SUCCESS};
+};
+
+}  // namespace
+
+std::string Suspension::text(State state) const {
+  switch (state) {
+    case State::kRunning:
+      return "running";
+    case State::kStopping:
+      return "stopping";
+    case State::kStopped:
+      return "stopped";
+    case State::kMovingOut:
+      return "moving-out";
+    case State::kOut:
+      return "out";
+    case State::kMovingIn:
+      return "moving-in";
+  }
+  return "";
+}
+
+// The caller holds the mutex.
+Suspension::Values Suspension::values(State state) const {
+  Values v;
+  v["suspension"] = text(state);
+  if (state == State::kRunning || state == State::kStopping) return v;
+  v["movable_mib"] = std::to_string(mib(movable_));
+  for (const auto& [vgpu, staying] : staying_)
+    v["vgpu." + std::to_string(vgpu) + ".staying_mib"] = std::to_string(staying);
+  return v;
+}
+
+void Suspension::show(Values* shown) const {
+  std::lock_guard lock(mutex_);
+  for (auto& [key, value] : values(state_)) (*shown)[key] = value;
+}
+
+void Suspension::done(State state, const std::string& message) {
+  Values said;
+  {
+    std::lock_guard lock(mutex_);
+    state_ = state;
+    said = values(state);
+  }
+  if (!message.empty()) said["message"] = message;
+  process::log_info("suspension: " + text(state) + (message.empty() ? "" : ": " + message));
+  tell_(said);
+}
+
+bool Suspension::begin(State from, State by, const char* what, std::function<void()> step) {
+  Values said;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == from) {
+      state_ = by;
+    } else {
+      said = values(state_);
+      said["message"] = std::string(what) + " does not follow here: it is " + text(state_);
+    }
+  }
+  if (!said.empty()) return tell_(said), false;
+  if (channel::start_detached("suspension", std::move(step))) return true;
+  done(from, "there is no thread to be had for it (session_pids)");
+  return false;
+}
+
+void Suspension::suspend(uint64_t drain_ms) {
+  const uint64_t until = now_ns() + drain_ms * 1'000'000;
+  begin(State::kRunning, State::kStopping, "suspend", [this, until] { stop(until); });
+}
+
+void Suspension::stop(uint64_t until_ns) {
+  session_.use(0);
+  std::string why = "commands of the session";
+  do {
+    if (!executor_.stop(until_ns)) break;
+    why = in_the_way(until_ns);
+    if (why.empty()) {
+      moves_.look();
+      {
+        std::lock_guard lock(mutex_);
+        movable_ = moves_.movable();
+        staying_.clear();
+        for (auto& v : session_.vgpus) staying_[v->index] = mib(moves_.staying(v->index));
+      }
+      return done(State::kStopped);
+    }
+    executor_.go_on();
+    channel::sleep_ns(kAgainNs);
+  } while (now_ns() < until_ns);
+  done(State::kRunning, "it does not come to a stop in time: " + why);
+}
+
+bool Suspension::all_idle(CUresult* failed) {
+  const Driver& d = session_.driver;
+  bool idle = true;
+  const auto ask = [&](CUstream stream) {
+    const CUresult e = d.cuStreamQuery(stream);
+    if (e == CUDA_ERROR_NOT_READY)
+      idle = false;
+    else if (e != CUDA_SUCCESS)
+      *failed = e;
+  };
+  for (auto& v : session_.vgpus) {
+    session_.use(v->index);
+    ask(v->gpu->house);
+    ask(CU_STREAM_LEGACY);
+  }
+  session_.objects.streams.for_each([&](uint64_t, const StreamObject& s) {
+    session_.use(s.device);
+    ask(s.handle);
+  });
+  return idle;
+}
+
+std::string Suspension::in_the_way(uint64_t until_ns) {
+  {
+    std::lock_guard lock(session_.captures.mutex);
+    if (session_.captures.any()) return "a stream captures a graph";
+  }
+  CUresult failed = CUDA_SUCCESS;
+  while (!all_idle(&failed)) {
+    if (failed != CUDA_SUCCESS) break;
+    if (now_ns() >= until_ns)
+      return "work on the GPU, or a host function that its client has yet to run";
+    channel::sleep_ns(kLookNs);
+  }
+  if (failed == CUDA_SUCCESS) {
+    const auto contexts = ContextsIdle::begin(session_);
+    if (!contexts) return "no thread to wait for the GPU (session_pids)";
+    if (!contexts->wait(until_ns)) return "work of NVIDIA's libraries on the GPU";
+    failed = contexts->failed();
+  }
+  return failed == CUDA_SUCCESS ? "" : "its GPU failed: " + session_.driver.error_text(failed);
+}
+
+void Suspension::take_memory(int memory, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kStopped && host_.size() < kMostPieces)
+    host_.push_back({memory, bytes});
+  else
+    ::close(memory);
+}
+
+std::vector<MemoryMoves::HostPiece> Suspension::take_pieces() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(host_, {});
+}
+
+void Suspension::move_out() {
+  begin(State::kStopped, State::kMovingOut, "move_out", [this] {
+    std::string error;
+    bool broken = false;
+    if (moves_.out(take_pieces(), &error, &broken)) return done(State::kOut);
+    if (broken) return end(error);
+    done(State::kStopped, error);
+  });
+}
+
+void Suspension::wake() {
+  {
+    std::unique_lock lock(mutex_);
+    if (state_ == State::kStopped) {
+      lock.unlock();
+      for (const auto& piece : take_pieces()) ::close(piece.memory);
+      executor_.go_on();
+      return done(State::kRunning);
+    }
+  }
+  begin(State::kOut, State::kMovingIn, "wake", [this] {
+    std::string error;
+    bool broken = false;
+    if (!moves_.back(&error, &broken)) {
+      if (broken) return end(error);
+      return done(State::kOut, error);
+    }
+    executor_.go_on();
+    done(State::kRunning);
+  });
+}
+
+void Suspension::end(const std::string& why) {
+  executor_.end({wire::EndCause::kSuspensionFailed, "it could not be suspended or resumed: " + why},
+                CUDA_ERROR_SYSTEM_NOT_READY);
+}
+
+}  // namespace sluice::worker

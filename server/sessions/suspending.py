@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspends what runs for a grant, and resumes it: all of its sessions together, or none.
+
+Called by sessions.lifecycle on the controller's order. A worker takes three steps (`suspend` stops
+it at a consistent cut, `move_out` takes its memory to the host, `wake` undoes either) and says by
+`suspension` what came of each; this is who orders them and remembers what was said. It promises
+that what cannot be suspended goes on as it was, with a reason, that a failed resume leaves the
+session suspended, and that the controller hears of each change, also of those that it did not
+order (an earlier server's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.records import Session, run_at_once
+from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
+from sluice.server.workers.packets import Message
+
+log = logging.getLogger("sluice.server")
+
+RUNNING, STOPPED, OUT = "running", "stopped", "out"
+UNDER_WAY = ("stopping", "moving-out", "moving-in")
+SUSPENDED = "suspended"  # a grant all of whose sessions are out
+#: Beyond the time that a session has to come to a stop.
+ANSWER_SECONDS = 10.0
+#: For moving; slow hosts swap, or copy without pinned memory.
+MOVE_SECONDS, MOVE_SECONDS_PER_GIB = 30.0, 10.0
+MIB_PER_GIB = 1024
+
+
+@dataclass(slots=True)
+class Standing:
+    """How a session's worker stands, by its own word."""
+
+    state: str = RUNNING
+    movable_mib: int = 0
+    staying_mib: tuple[int, ...] = ()  # by vGPU of the session
+    owed: int = 0  # answers to orders that it has not given yet
+    waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
+
+    def take(self, message: Message, vgpus: int) -> None:
+        """What the worker says."""
+        self.state = message.get("suspension", RUNNING)
+        self.movable_mib = message.number("movable_mib")
+        self.staying_mib = tuple(
+            message.number(f"vgpu.{place}.staying_mib") for place in range(vgpus)
+        )
+
+
+class Suspensions:
+    """The sessions of this server that are suspended, or on their way."""
+
+    def __init__(
+        self,
+        sessions_of: Callable[[str], list[Session]],
+        report: Callable[[rpc.NodeReport], None],
+        swap: SwapMemory,
+        drain_seconds: float,
+    ) -> None:
+        self._sessions_of = sessions_of
+        self._grant_ids: dict[str, str] = {}  # by session
+        self._report = report
+        self.swap = swap
+        self._drain_seconds = drain_seconds
+        self._standing: dict[str, Standing] = {}
+        self._busy: set[str] = set()  # grants whose steps are under way
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # sessions come and go
+
+    def follow(self, session: Session, status: Message | None = None) -> None:
+        """Hears what its worker says; `status`: of one that an earlier server began."""
+        standing = self._standing[session.id] = Standing()
+        self._grant_ids[session.id] = session.grant_id
+        if status:
+            standing.take(status, len(session.places))
+            standing.owed = int(standing.state in UNDER_WAY)
+            if standing.state in (OUT, *UNDER_WAY):
+                self.swap.adopt(session.id, standing.movable_mib)
+        session.worker.on_suspension = lambda message: self._hear(session, message)
+        if standing.state == STOPPED:
+            self._tell(session, Message("wake"))  # whoever stopped it has ended
+
+    def leave(self, session: Session) -> None:
+        """Its process has ended, and what it had of the host's memory is back."""
+        self.swap.give(session.id)
+        self._grant_ids.pop(session.id, None)
+        standing = self._standing.pop(session.id, None)
+        if standing and standing.waiter and not standing.waiter.done():
+            standing.waiter.set_exception(OrderRefused(f"session {session.id} ended meanwhile"))
+
+    # what there is
+
+    def is_out(self, grant_id: str) -> bool:
+        """Whether all that runs for a grant is suspended."""
+        sessions = self._sessions_of(grant_id)
+        return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
+
+    def messages(self) -> list[rpc.GrantSuspension]:
+        """Of the grants that do not simply run."""
+        found = [self.message(grant_id) for grant_id in sorted({*self._grant_ids.values()})]
+        return [each for each in found if each.busy or each.state != RUNNING]
+
+    def message(self, grant_id: str, error: str = "") -> rpc.GrantSuspension:
+        """How a grant stands, for the controller."""
+        sessions = self._sessions_of(grant_id)
+        state = SUSPENDED if self.is_out(grant_id) else RUNNING
+        staying: Counter[int] = Counter()
+        for session in sessions if state == SUSPENDED else ():
+            for place, mib in zip(session.places, self._of(session).staying_mib, strict=False):
+                # a worker that was taken over says what it likes
+                staying[place] += min(mib, session.vgpus[place].memory_mib)
+        count = len(sessions[0].vgpus) if sessions else 0
+        return rpc.GrantSuspension(
+            grant_id=grant_id,
+            state=state,
+            error=error,
+            staying_mib=[staying[place] for place in range(count)],
+            busy=grant_id in self._busy,
+        )
+
+    # orders
+
+    def begin(self, grant_id: str, *, suspend: bool) -> None:
+        """Suspends or resumes what runs for a grant; a report says what came of it."""
+        task = asyncio.create_task(self._carry_out(grant_id, suspend=suspend))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, grant_id: str, *, suspend: bool) -> None:
+        if grant_id in self._busy:
+            return  # its report comes; an order that does not fit it is given again
+        error = ""
+        self._busy.add(grant_id)
+        try:
+            await (self.suspend(grant_id) if suspend else self.resume(grant_id))
+        except OrderRefused as refused:
+            error = str(refused)
+        except Exception as problem:
+            log.exception("grant %s was not %s", grant_id, "suspended" if suspend else "resumed")
+            error = f"its server failed: {problem}"
+        finally:
+            self._busy.discard(grant_id)
+        self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
+
+    async def suspend(self, grant_id: str) -> None:
+        """Suspends all sessions of a grant. Raises OrderRefused: all go on."""
+        sessions = self._ready(grant_id)
+        if self.is_out(grant_id):
+            return
+        if not self.swap.limit_mib:
+            raise OrderRefused("this node suspends nothing: set [suspend] swap_mib")
+        if any(run_at_once(session.vgpus) for session in sessions):
+            raise OrderRefused(
+                f"grant {grant_id} runs at once with others (MPS), which cannot be taken apart; "
+                "end it instead"
+            )
+        try:
+            await self._all(sessions, self._stop)
+            self._book(sessions)
+            await self._all(sessions, self._move_out)
+        except OrderRefused:
+            with contextlib.suppress(OrderRefused):
+                await self._all(sessions, self._wake)
+            raise
+        for session in sessions:
+            standing = self._of(session)
+            session.log.write(
+                f"suspended: {standing.movable_mib} MiB went to the host, "
+                f"{sum(standing.staying_mib)} MiB and its context stay on the GPU"
+            )
+
+    async def resume(self, grant_id: str) -> None:
+        """Resumes all sessions of a grant. Raises OrderRefused: all are suspended still."""
+        sessions = self._ready(grant_id)
+        try:
+            await self._all(sessions, self._wake)
+        except OrderRefused as refused:
+            if any(self._of(session).state == RUNNING for session in sessions):
+                await self._suspend_again(grant_id, sessions, refused)
+            raise
+        for session in sessions:
+            session.log.write("resumed")
+
+    async def _suspend_again(
+        self, grant_id: str, sessions: Sequence[Session], why: OrderRefused
+    ) -> None:
+        """Some of a job came back and some did not: those that did are taken out once more."""
+        back = [session for session in sessions if self._of(session).state == RUNNING]
+        try:
+            await self._all(back, self._stop)
+            self._book(back)
+            await self._all(back, self._move_out)
+        except OrderRefused as again:
+            raise OrderRefused(
+                f"grant {grant_id} runs in part: {why}; and the rest cannot be suspended: {again}"
+            ) from again
+
+    # steps of a session
+
+    def _book(self, sessions: Sequence[Session]) -> None:
+        try:
+            self.swap.take({s.id: self._of(s).movable_mib for s in sessions})
+        except NoSwapMemory as none:
+            raise OrderRefused(str(none)) from None
+
+    async def _stop(self, session: Session) -> None:
+        if self._of(session).state in (STOPPED, OUT):
+            return
+        drain = Message("suspend", {"drain_ms": str(int(self._drain_seconds * 1000))})
+        said = await self._step(session, drain, self._drain_seconds + ANSWER_SECONDS)
+        if self._of(session).state != STOPPED:
+            raise OrderRefused(
+                f"session {session.id} does not come to a stop within [suspend] drain_seconds "
+                f"({self._drain_seconds:g}): {said.get('message', 'no reason given')}"
+            )
+
+    async def _move_out(self, session: Session) -> None:
+        standing = self._of(session)
+        if standing.state == OUT:
+            return
+        try:
+            pieces = await self.swap.pieces(standing.movable_mib)
+        except NoSwapMemory as none:
+            raise OrderRefused(f"session {session.id}: {none}") from None
+        for memory, mib in pieces:
+            fields = {"bytes": str(mib << 20), "descriptors": "memory"}
+            session.worker.tell(Message("memory", fields), (memory,))
+            os.close(memory)
+        seconds = _seconds_for(standing.movable_mib)
+        said = await self._step(session, Message("move_out"), seconds)
+        if standing.state != OUT:
+            raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
+
+    async def _wake(self, session: Session) -> None:
+        standing = self._of(session)
+        if standing.state != RUNNING:
+            said = await self._step(session, Message("wake"), _seconds_for(standing.movable_mib))
+            if standing.state != RUNNING:
+                why = said.get("message", "it did not wake")
+                raise OrderRefused(f"session {session.id}: {why}")
+        self.swap.give(session.id)
+
+    async def _step(
+        self, session: Session, order: Message, seconds: float, descriptors: Sequence[int] = ()
+    ) -> Message:
+        """What its worker says about an order."""
+        standing = self._of(session)
+        standing.waiter = asyncio.get_running_loop().create_future()
+        self._tell(session, order, descriptors)
+        try:
+            return await asyncio.wait_for(standing.waiter, seconds)
+        except TimeoutError:
+            raise OrderRefused(
+                f"session {session.id}: its worker did not answer `{order.verb}` within "
+                f"{seconds:g} s"
+            ) from None
+        finally:
+            standing.waiter = None
+
+    # within
+
+    def _tell(self, session: Session, order: Message, descriptors: Sequence[int] = ()) -> None:
+        self._of(session).owed += 1
+        session.worker.tell(order, descriptors)
+
+    def _ready(self, grant_id: str) -> list[Session]:
+        sessions = self._sessions_of(grant_id)
+        if not sessions:
+            raise OrderRefused(f"no session of grant {grant_id} is open here")
+        if opening := [session.id for session in sessions if session.opening]:
+            raise OrderRefused(f"session {', '.join(opening)} is being opened; try again")
+        return sessions
+
+    async def _all(self, sessions: Sequence[Session], step: Callable[[Session], object]) -> None:
+        """The step for each, side by side; raises the first OrderRefused when all are done."""
+        done = await asyncio.gather(*(_run(step, s) for s in sessions), return_exceptions=True)
+        for outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _of(self, session: Session) -> Standing:
+        standing = self._standing.get(session.id)
+        if standing is None:
+            raise OrderRefused(f"session {session.id} ended meanwhile")
+        return standing
+
+    def _hear(self, session: Session, message: Message) -> None:
+        standing = self._standing.get(session.id)
+        if standing is None:
+            return
+        if not standing.owed:
+            text = "session %s: its worker says how it stands, and nobody has asked"
+            PEERS.warning("worker: suspension", session.id, text, session.id)
+            return
+        standing.owed -= 1
+        standing.take(message, len(session.places))
+        if standing.waiter and not standing.waiter.done():
+            standing.waiter.set_result(message)
+            return
+        # nobody here ordered it: an earlier server did
+        if standing.state == STOPPED:
+            self._tell(session, Message("wake"))
+            return
+        if standing.state == RUNNING:
+            self.swap.give(session.id)
+        if session.grant_id not in self._busy:
+            told = self.message(session.grant_id, message.get("message"))
+            self._report(rpc.NodeReport(grant_suspension=told))
+
+
+async def _run(step: Callable[[Session], object], session: Session) -> None:
+    outcome = step(session)
+    if asyncio.iscoroutine(outcome):
+        await outcome
+
+
+def _seconds_for(mib: int) -> float:
+    return MOVE_SECONDS + MOVE_SECONDS_PER_GIB * mib / MIB_PER_GIB

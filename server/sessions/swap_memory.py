@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's memory for suspended sessions: how much there is, who has it, and how it is made.
+
+Used by sessions.suspending. Sizes are MiB. Each session's copy is shared memory of its own, which
+its worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
+gives them to nobody before it has emptied them. So nothing is used twice. It promises that no more
+is taken than [suspend] swap_mib says, workers of an earlier server included, and that what is
+handed out is there: pages are taken before anything is moved. As that takes a second for a few GiB,
+`ready_mib` of them are taken ahead of time, in pieces, and made up for when they were handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from pathlib import Path
+
+log = logging.getLogger("sluice.server")
+
+MIB = 1 << 20
+PIECE_MIB = 256
+FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+HUGE_PAGE_MIB = 2
+
+
+class NoSwapMemory(Exception):
+    """It is not to be had; the text says what to do."""
+
+
+class SwapMemory:
+    """What there is for suspended sessions, by session."""
+
+    def __init__(self, limit_mib: int, ready_mib: int = 0) -> None:
+        self.limit_mib = limit_mib
+        self._ready_pieces = min(ready_mib, limit_mib) // PIECE_MIB
+        self._taken: dict[str, int] = {}
+        self._ready: deque[int] = deque()  # descriptors of pieces
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+
+    @property
+    def used_mib(self) -> int:
+        """What sessions have."""
+        return sum(self._taken.values())
+
+    def take(self, wanted: dict[str, int]) -> None:
+        """Books for sessions, by id, all or none. Raises NoSwapMemory."""
+        before = sum(self._taken.get(session_id, 0) for session_id in wanted)
+        needed, left = sum(wanted.values()), self.limit_mib - self.used_mib + before
+        if needed > left:
+            raise NoSwapMemory(
+                f"{needed} MiB would move to the host, and of [suspend] swap_mib "
+                f"({self.limit_mib}) {max(0, left)} MiB are left: raise it, or resume or end what "
+                "is suspended there"
+            )
+        self._taken |= wanted
+        # of what is ready it has whole pieces, and what is left of them makes room
+        own = min(len(self._ready), sum(mib // PIECE_MIB for mib in wanted.values()))
+        while (
+            len(self._ready) > own
+            and self.used_mib + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
+        ):
+            os.close(self._ready.pop())
+
+    def adopt(self, session_id: str, mib: int) -> None:
+        """What a worker of an earlier server has, whatever the limit says by now."""
+        self._taken[session_id] = mib
+
+    def give(self, session_id: str) -> None:
+        """A session has none any more."""
+        if self._taken.pop(session_id, None) is not None:
+            self._wanted.set()
+
+    @property
+    def ready_mib(self) -> int:
+        """What is there ahead of time."""
+        return len(self._ready) * PIECE_MIB
+
+    async def pieces(self, mib: int) -> list[tuple[int, int]]:
+        """Descriptors of so much in all, each with its MiB. Raises NoSwapMemory.
+
+        The caller closes them.
+        """
+        found: list[tuple[int, int]] = []
+        while self._ready and mib >= PIECE_MIB:
+            found.append((self._ready.popleft(), PIECE_MIB))
+            mib -= PIECE_MIB
+        self._wanted.set()
+        try:
+            if mib:
+                found.append((await asyncio.to_thread(make_memory, mib), mib))
+        except BaseException:
+            for descriptor, _ in found:
+                os.close(descriptor)
+            raise
+        return found
+
+    async def keep_ready(self) -> None:
+        """Takes pieces ahead of time, for ever."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while self._has_place():
+                try:
+                    piece = await asyncio.to_thread(make_memory, PIECE_MIB)
+                except NoSwapMemory as none:
+                    log.warning("[suspend] ready_mib: %s", none)
+                    break
+                if self._has_place():
+                    self._ready.append(piece)
+                else:  # it was taken meanwhile
+                    os.close(piece)
+
+    def _has_place(self) -> bool:
+        more = len(self._ready) + 1
+        return more <= self._ready_pieces and self.used_mib + more * PIECE_MIB <= self.limit_mib
+
+
+def make_memory(mib: int) -> int:
+    """A descriptor of shared memory that is there already; blocks. Raises NoSwapMemory.
+
+    On huge pages where enough of them are free. The caller closes it.
+    """
+    flags = os.MFD_CLOEXEC | (os.MFD_HUGETLB if _huge_pages_mib() >= mib else 0)
+    try:
+        descriptor = os.memfd_create("sluice-suspended", flags)
+    except OSError as error:
+        raise NoSwapMemory(f"the host gives no shared memory ({error.strerror})") from None
+    try:
+        os.ftruncate(descriptor, mib * MIB)
+        if mib:
+            os.posix_fallocate(descriptor, 0, mib * MIB)
+    except OSError as error:
+        os.close(descriptor)
+        raise NoSwapMemory(
+            f"the host has no {mib} MiB of memory left ({error.strerror}): lower [suspend] "
+            "swap_mib, or free some"
+        ) from None
+    return descriptor
+
+
+def _huge_pages_mib() -> int:
+    try:
+        return int(FREE_HUGE_PAGES.read_text()) * HUGE_PAGE_MIB
+    except (OSError, ValueError):
+        return 0

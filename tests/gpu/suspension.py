@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that are suspended and resumed on a card: seconds, what stays, and whether all is right.
+
+    python3 tests/gpu/suspension.py [--gib 16] [--rounds 10]    # as root
+
+Starts a server of its own, with host memory that is ready (run.Server; SIGUSR1 and SIGUSR2 have the
+server suspend and resume what runs, as a controller's orders do). A session with so many GiB of
+slabs, a graph, a pool and events over shared memory and TCP is suspended and resumed; then a
+PyTorch training is, in each of its steps, and its losses are held against the same training left
+alone. Figures go to build/measurements/suspension.jsonl. Exit status 1 where something is wrong;
+the figures decide nothing. Without a GPU it says that it was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
+
+from checkpoint_bench import SUBJECT, Bench, Failed  # noqa: E402
+from checkpoint_calls import Card  # noqa: E402
+from checkpoint_rates import available_gib, huge_pages  # noqa: E402
+from checkpoint_sessions import TRAINING  # noqa: E402
+from measurements import Measurement, Run, write_measured  # noqa: E402
+from run import Server, find_driver  # noqa: E402
+
+GIB = 1024
+PATIENCE_SECONDS = 90.0
+SUSPEND_LIMIT_S, RESUME_LIMIT_S = 1.0, 1.0
+SUSPENDED, RESUMED = " suspended: ", " resumed"
+
+
+class Node:
+    """The server, and what its sessions' logs say."""
+
+    def __init__(self, bench: Bench, gib: int) -> None:
+        swap = (gib + 4) * GIB
+        options = ["--swap-mib", str(swap), "--ready-mib", str(swap)]
+        self.server = Server(
+            find_driver(), bench.folder, memory_mib=(gib + 4) * GIB, options=options
+        )
+
+    def _said(self, word: str) -> int:
+        return self.server.log.read_text().count(word)
+
+    def order(self, number: signal.Signals, word: str) -> float:
+        """Seconds until the sessions' logs say that it is done; raises Failed."""
+        before, began = self._said(word), time.perf_counter()
+        self.server.process.send_signal(number)
+        while self._said(word) == before:
+            if time.perf_counter() - began > PATIENCE_SECONDS:
+                raise Failed(f"not {word.strip()} in time: {self.server.log.read_text()[-600:]}")
+            time.sleep(0.002)
+        return time.perf_counter() - began
+
+    def suspend(self) -> float:
+        """Seconds."""
+        return self.order(signal.SIGUSR1, SUSPENDED)
+
+    def resume(self) -> float:
+        """Seconds."""
+        return self.order(signal.SIGUSR2, RESUMED)
+
+
+def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> list[Measurement]:
+    """Of so many GiB; raises Failed where something is wrong."""
+    run_of = Run("python3 tests/gpu/suspension.py", gpu=True, rounds=rounds)
+    environment = {**bench.natively, **node.server.environments[channel]}
+    told = bench.told([sys.executable, str(SUBJECT)], environment)
+    told.ask("begin")
+    mine = bench.held_mib()
+    told.ask("slab", mib=gib * GIB, piece_mib=64)
+    told.ask("plain", mib=64)
+    told.ask("pool", mib=64)
+    told.ask("graph", mib=16)
+    events = told.ask("events")
+    held = bench.held_mib()
+    suspends, resumes, left = [], [], 0
+    for _ in range(rounds):
+        suspends.append(node.suspend())
+        left = bench.held_mib()
+        resumes.append(node.resume())
+        wrong(told.ask("check")["wrong"], f"{channel}, {gib} GiB")
+    wrong(told.ask("again")["wrong"], f"{channel}: its graph")
+    if told.ask("between") != events:
+        raise Failed(f"{channel}: its events are others")
+    told.kill()
+    print(
+        f"{channel:5} {gib} GiB: suspended in {statistics.median(suspends):.3f} s, resumed in "
+        f"{statistics.median(resumes):.3f} s; MiB of the card: {mine} before its memory, {held} "
+        f"with it, {left} while suspended",
+        flush=True,
+    )
+    return [
+        run_of.record(
+            "suspend_s", statistics.median(suspends), "s", channel=channel, values=suspends,
+            limit=SUSPEND_LIMIT_S,
+        ),
+        run_of.record(
+            "resume_s", statistics.median(resumes), "s", channel=channel, values=resumes,
+            limit=RESUME_LIMIT_S,
+        ),
+        run_of.record("suspended_mib", left, "MiB", channel=channel),
+    ]  # fmt: skip
+
+
+def wrong(words: int, what: str) -> None:
+    """Raises Failed where there are any."""
+    if words:
+        raise Failed(f"{what}: {words} words are wrong")
+
+
+def training(bench: Bench, node: Node, rounds: int) -> None:
+    """Suspended and resumed in each step; raises Failed where its losses are others."""
+    if importlib.util.find_spec("torch") is None:
+        print("training: not tried, there is no PyTorch")
+        return
+    libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
+    environment = {**bench.natively, **node.server.environments["shm"]}
+    environment["LD_PRELOAD"] = ":".join(map(str, libraries))
+    told = bench.told([sys.executable, str(TRAINING)], environment)
+    told.ask("begin", 60)
+    alone = told.ask("train", 60, steps=rounds)["losses"]
+    told.ask("begin", 60)
+    losses: list[float] = []
+    for _ in range(rounds):
+        told.tell("train", steps=1)
+        node.suspend()
+        node.resume()
+        losses += told.answer(60)["losses"]
+    if losses != alone:
+        raise Failed(f"the training's losses are {losses}, and alone {alone}")
+    print(f"training: suspended {rounds} times, the same losses")
+
+
+def main() -> int:
+    """Everything; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=int, default=16, help="of the session")
+    parser.add_argument("--rounds", type=int, default=10, help="of suspending and resuming")
+    options = parser.parse_args()
+    if not find_driver() or not Card.count():
+        print("skipped: this machine shows no NVIDIA GPU")
+        return 0
+    gib = max(1, min(options.gib, available_gib() // 2 - 4))
+    kept: list[Measurement] = []
+    with tempfile.TemporaryDirectory(prefix="sluice-suspend-") as name, huge_pages(gib + 5) as said:
+        folder = Path(name)
+        folder.chmod(0o755)
+        print(f"host memory: {said}")
+        with Bench("suspension", folder) as bench:
+            node = Node(bench, gib)
+            try:
+                time.sleep(10)  # its memory is ready
+                parts: list[Callable[[], object]] = [
+                    lambda: kept.extend(session(bench, node, "shm", gib, options.rounds)),
+                    lambda: kept.extend(session(bench, node, "tcp", gib, options.rounds)),
+                    lambda: training(bench, node, options.rounds),
+                ]
+                for part in parts:
+                    part()
+            except Failed as error:
+                print(f"failed: {error}")
+                return 1
+            finally:
+                node.server.close()
+                print(f"figures: {write_measured('suspension', kept)}")
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    sys.exit(main())

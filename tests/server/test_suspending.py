@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker may say while its session is suspended: lies, silence, an earlier server's rest.
+
+Honest workers are real in tests/withstand/test_suspension.py; one that was taken over has to be a
+FakeWorker, which answers each order with what a test gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import GrantedVgpu
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.records import Session
+from sluice.server.sessions.suspending import Suspensions
+from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.workers.packets import Message
+
+VGPU_MIB, SWAP_MIB = 100, 64
+
+
+class FakeWorker:
+    """Answers orders with what is next, and remembers them."""
+
+    def __init__(self, *answers: dict[str, str]) -> None:
+        self.answers = deque(answers)
+        self.told: list[str] = []
+        self.on_suspension: Callable[[Message], None] = lambda _: None
+
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        self.told.append(message.verb)
+        if message.verb != "memory" and self.answers:
+            answer = Message("suspension", self.answers.popleft())
+            asyncio.get_running_loop().call_soon(self.on_suspension, answer)
+
+
+class Bench:
+    """Sessions of one grant, and what the controller is told of it."""
+
+    def __init__(self, *workers: FakeWorker, swap_mib: int = SWAP_MIB) -> None:
+        self.reports: list[rpc.GrantSuspension] = []
+        self.swap = SwapMemory(swap_mib)
+        self.sessions = [_session(number, worker) for number, worker in enumerate(workers)]
+        self.suspensions = Suspensions(
+            lambda _: self.sessions,
+            lambda report: self.reports.append(report.grant_suspension),
+            self.swap,
+            drain_seconds=0.1,
+        )
+
+    def follow(self, status: Message | None = None) -> Bench:
+        for session in self.sessions:
+            self.suspensions.follow(session, status)
+        return self
+
+
+def _session(number: int, worker: FakeWorker) -> Session:
+    fields: dict[str, Any] = {
+        "id": f"s{number}",
+        "grant_id": "g",
+        "worker": worker,
+        "opening": False,
+        "places": (0,),
+        "vgpus": (GrantedVgpu("GPU-0", VGPU_MIB, 10),),
+        "log": SimpleNamespace(write=lambda *_: None),
+    }
+    return cast(Session, SimpleNamespace(**fields))
+
+
+def stopped(mib: int, staying: int = 0) -> dict[str, str]:
+    return {
+        "suspension": "stopped", "movable_mib": str(mib), "vgpu.0.staying_mib": str(staying),
+    }  # fmt: skip
+
+
+def out(mib: int, staying: int = 0) -> dict[str, str]:
+    return {**stopped(mib, staying), "suspension": "out"}
+
+
+RUNNING = {"suspension": "running"}
+
+
+async def test_what_stays_is_no_more_than_the_vgpu_has() -> None:
+    bench = Bench(FakeWorker(stopped(10), out(10, 1 << 40))).follow()
+    await bench.suspensions.suspend("g")
+    assert list(bench.suspensions.message("g").staying_mib) == [VGPU_MIB]
+
+
+async def test_what_nobody_has_asked_for_is_not_heard() -> None:
+    worker = FakeWorker()
+    bench = Bench(worker).follow()
+    for _ in range(100):
+        worker.on_suspension(Message("suspension", out(1 << 40)))
+    assert bench.reports == []
+    assert not bench.suspensions.is_out("g")
+    assert bench.swap.used_mib == 0
+
+
+async def test_a_worker_that_wants_more_than_there_is_gets_nothing_and_goes_on() -> None:
+    worker = FakeWorker(stopped(1 << 40), RUNNING)
+    bench = Bench(worker).follow()
+    with pytest.raises(OrderRefused, match="swap_mib"):
+        await bench.suspensions.suspend("g")
+    assert worker.told == ["suspend", "wake"]
+    assert bench.swap.used_mib == 0
+
+
+async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
+    willing = FakeWorker(stopped(10), RUNNING)
+    other = FakeWorker({**RUNNING, "message": "an endless kernel"})
+    bench = Bench(willing, other).follow()
+    with pytest.raises(OrderRefused, match="an endless kernel"):
+        await bench.suspensions.suspend("g")
+    assert willing.told == ["suspend", "wake"]
+    assert other.told == ["suspend"]
+
+
+async def test_one_of_two_comes_back_and_is_taken_out_again() -> None:
+    willing = FakeWorker(stopped(10), out(10), RUNNING, stopped(10), out(10))
+    other = FakeWorker(stopped(10), out(10), {**out(10), "message": "no place on the GPU"})
+    bench = Bench(willing, other).follow()
+    await bench.suspensions.suspend("g")
+    with pytest.raises(OrderRefused, match="no place on the GPU"):
+        await bench.suspensions.resume("g")
+    assert bench.suspensions.is_out("g")
+    assert bench.swap.used_mib == 20
+    assert willing.told[-3:] == ["suspend", "memory", "move_out"]
+
+
+async def test_a_session_that_ends_meanwhile_gives_back_what_it_had() -> None:
+    worker = FakeWorker(stopped(10))  # and never says that it is out
+    bench = Bench(worker).follow()
+    task = asyncio.create_task(bench.suspensions.suspend("g"))
+    while "move_out" not in worker.told:
+        await asyncio.sleep(0.01)
+    assert bench.swap.used_mib == 10
+    bench.suspensions.leave(bench.sessions[0])
+    with pytest.raises(OrderRefused, match="ended meanwhile"):
+        await task
+    assert bench.swap.used_mib == 0
+
+
+async def test_who_was_stopped_by_a_server_that_ended_goes_on() -> None:
+    worker = FakeWorker(RUNNING)
+    bench = Bench(worker).follow(Message("status", stopped(10)))
+    assert worker.told == ["wake"]
+    await asyncio.sleep(0)
+    assert bench.suspensions.message("g").state == "running"
+
+
+async def test_what_an_earlier_server_ordered_is_told_when_it_is_done() -> None:
+    worker = FakeWorker()
+    bench = Bench(worker).follow(Message("status", {**out(30), "suspension": "moving-out"}))
+    assert bench.swap.used_mib == 30, "it is booked, whatever comes"
+    worker.on_suspension(Message("suspension", out(30, 5)))
+    [report] = bench.reports
+    assert (report.state, list(report.staying_mib)) == ("suspended", [5])
+    worker.on_suspension(Message("suspension", RUNNING))
+    assert len(bench.reports) == 1, "nothing more was owed"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program with memory of every kind on a control plane that suspends: for test_suspension.py.
+
+The program is tests/gpu/checkpoint_subject.py, which fills memory by a kernel and counts the words
+that are wrong. Suspending and resuming goes by the command `sluice`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from control_plane import PYTHON_PATH, ControlPlane
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "tests" / "gpu"))
+
+from checkpoint_bench import SUBJECT, Failed, Told  # noqa: E402
+
+from .prompted import client_environment  # noqa: E402
+
+__all__ = ["Failed", "Subject", "Told", "grant_of", "sluice", "start_subject"]
+
+SLAB_MIB, PIECE_MIB = 16, 2
+Subject = Told
+
+
+def start_subject(
+    plane: ControlPlane,
+    channel: str = "shm",
+    *,
+    begun: bool = True,
+    filled: bool = True,
+    **more: str,
+) -> Told:
+    """The program; `begun`: with a session; `filled`: with slabs, a pool, a graph and events."""
+    told = Told([sys.executable, str(SUBJECT)], client_environment(plane, channel, **more))
+    if begun:
+        told.ask("begin")
+    if begun and filled:
+        told.ask("slab", mib=SLAB_MIB, piece_mib=PIECE_MIB)
+        told.ask("plain", mib=PIECE_MIB)
+        told.ask("pool", mib=PIECE_MIB)
+        told.ask("events")
+        told.ask("graph", mib=PIECE_MIB)
+    return told
+
+
+def sluice(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, as an operator gives it."""
+    return subprocess.run(
+        [sys.executable, "-m", "sluice.cli", *words],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PYTHON_PATH),
+            "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def grant_of(plane: ControlPlane, pid: int) -> dict[str, Any]:
+    """The grant of a program's session."""
+    [session] = [s for s in plane.sessions() if s["client_pid"] == pid]
+    grant: dict[str, Any] = plane.rest.get(f"/grants/{session['grant_id']}").json()
+    return grant
