@@ -16,8 +16,8 @@ from pathlib import Path
 from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
-from sluice.protocol.cuda_status import CudaStatus
 from sluice.config.server_gpus import SuspendSection
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
