@@ -49,7 +49,8 @@ struct Get {
       }
       key = question_key(d->content, question);
       if (take_known(state, filled)) return kSuccess;
-      if (!(device->record.abilities & wire::kAnswersLooks) || !questions().expects(d->type, question)) {
+      if (!(device->record.abilities & wire::kAnswersLooks) ||
+          !questions().expects(d->type, question)) {
         questions().asked(d->type, question);
         return kUnknown;
       }
