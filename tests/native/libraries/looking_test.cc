@@ -36,14 +36,19 @@ class Looking : public RoundTrip {
   void SetUp() override {
     RoundTrip::SetUp();
     FakeLibraries::get();
+    looks(true);
     std::lock_guard lock(State::get().mutex);
     State::get().learned.clear();
     State::get().answers.clear();
   }
   void TearDown() override {
     for (void* d : made_) EXPECT_EQ(cudnnBackendDestroyDescriptor(d), 0);
-    client::Session::get()->devices()[0]->record.abilities |= wire::kAnswersLooks;
+    looks(false);
     RoundTrip::TearDown();
+  }
+  static void looks(bool on) {
+    uint64_t& abilities = client::Session::get()->devices()[0]->record.abilities;
+    abilities = on ? abilities | wire::kAnswersLooks : abilities & ~wire::kAnswersLooks;
   }
   void* create(int32_t type) {
     void* d = nullptr;
@@ -111,11 +116,11 @@ TEST_F(Looking, WhatOthersWereAskedComesInOneAnswer) {
     std::lock_guard lock(State::get().mutex);
     State::get().answers.clear();
   }
-  client::Session::get()->devices()[0]->record.abilities &= ~wire::kAnswersLooks;
+  looks(false);
   const uint64_t one_by_one = trips();
   EXPECT_EQ(read(build(3)), together);
   EXPECT_GE(trips() - one_by_one, 8u);
-  client::Session::get()->devices()[0]->record.abilities |= wire::kAnswersLooks;
+  looks(true);
   EXPECT_NE(read(build(4)), together);
 }
 
