@@ -28,7 +28,7 @@ from sluice.console.rights import Rights
 from sluice.console.visit import Refused
 from sluice.controller.api.usage_routes import shared_between, used_between
 from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.model import UsageRecord, UsageShare
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 HOUR_SECONDS = 3600
 DAY_HOURS = 24

@@ -21,8 +21,8 @@ from sluice.controller.api.authorisation import ViewerOrTenant
 from sluice.controller.api.schemas import Name, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.model import UsageRecord, UsageShare
 from sluice.controller.pool.projects.shares import DAY_SECONDS
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.vgpu_request import I32
 
 HOUR_SECONDS = 3600

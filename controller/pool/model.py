@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.controller.pool.grants.suspension import SuspensionState
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
@@ -469,37 +470,6 @@ class QuotaRemoved:
     """Says to the store that a project has no quota any more."""
 
     project: str
-
-
-@dataclass(frozen=True, slots=True)
-class UsageRecord:
-    """What a project held in one hour, in seconds times what it held; exact up to `until`."""
-
-    project: str
-    hour: int  # of the epoch
-    vgpu_seconds: float
-    memory_mib_seconds: float
-    compute_percent_seconds: float
-    until: float
-    # of the GPUs' time, as nodes have reported it by then
-    gpu_seconds: float = 0.0  # that its vGPUs used
-    gpu_wait_seconds: float = 0.0  # that their work waited for turns
-
-
-@dataclass(frozen=True, slots=True)
-class UsageShare:
-    """What a person had of a project under a label in one day (UTC), as in a UsageRecord."""
-
-    project: str
-    person: str  # empty: nobody in particular
-    label: str  # empty: none
-    day: int  # of the epoch
-    vgpu_seconds: float
-    memory_mib_seconds: float
-    compute_percent_seconds: float
-    until: float
-    gpu_seconds: float = 0.0
-    gpu_wait_seconds: float = 0.0
 
 
 Change = (

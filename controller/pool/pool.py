@@ -43,8 +43,6 @@ from sluice.controller.pool.model import (
     Reservation,
     ReservationState,
     Session,
-    UsageRecord,
-    UsageShare,
 )
 from sluice.controller.pool.placement.policies import BinPack, PlacementPolicy
 from sluice.controller.pool.projects.operations import QuotaOperations
@@ -55,6 +53,7 @@ from sluice.controller.pool.reservations.machines import Machines
 from sluice.controller.pool.reservations.operations import ReservationOperations
 from sluice.controller.pool.reservations.parts import ReservationParts
 from sluice.controller.pool.reservations.reserving import request_of
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.controller.pool.view import PoolView
 from sluice.resources.vgpu_request import Sharing
 

@@ -23,10 +23,9 @@ from sluice.controller.pool.model import (
     OwnerKind,
     Reservation,
     Session,
-    UsageRecord,
-    UsageShare,
 )
 from sluice.controller.pool.queue.scheduling import Scheduler
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 
 class PoolView:

@@ -35,10 +35,9 @@ from sluice.controller.pool.model import (
     Event,
     GrantState,
     ReservationState,
-    UsageRecord,
-    UsageShare,
 )
 from sluice.controller.pool.pool import Snapshot
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.controller.store import records
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError, prefix_end
 from sluice.controller.store.group_commit import GroupCommit

@@ -33,9 +33,8 @@ from sluice.controller.pool.model import (
     QuotaRemoved,
     Reservation,
     Session,
-    UsageRecord,
-    UsageShare,
 )
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
 NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"}

@@ -23,8 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord, UsageShare
+from sluice.controller.pool.model import Change, Event, GrantState
 from sluice.controller.pool.pool import Snapshot
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Kind

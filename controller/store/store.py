@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.controller.pool.model import Change, Event, UsageRecord, UsageShare
+from sluice.controller.pool.model import Change, Event
 from sluice.controller.pool.pool import Snapshot
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 USAGE_DAYS = 400  # that are kept
 USAGE_HOURS = USAGE_DAYS * 24

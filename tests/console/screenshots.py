@@ -29,7 +29,7 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 from sluice.controller.history import history_file  # noqa: E402
 from sluice.controller.history.history_file import HistoryFile  # noqa: E402
 from sluice.controller.history.series import STEP_SECONDS, Values  # noqa: E402
-from sluice.controller.pool.model import UsageRecord  # noqa: E402
+from sluice.controller.pool.usage_records import UsageRecord  # noqa: E402
 from sluice.controller.store.sqlite import SqliteStore  # noqa: E402
 from tests.console.chromium import Person, launched  # noqa: E402
 

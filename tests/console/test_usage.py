@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from sluice.console.usage import Asked, summed
-from sluice.controller.pool.model import UsageRecord, UsageShare
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from tests.console.place import Place
 
 DAY = date(2026, 3, 2)

@@ -25,10 +25,9 @@ from sluice.controller.pool.model import (
     OwnerKind,
     Reservation,
     ReservationState,
-    UsageRecord,
-    UsageShare,
 )
 from sluice.controller.pool.pool import Snapshot
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.controller.store import etcd, etcd_cluster
 from sluice.controller.store.etcd import EtcdStore
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.model import UsageRecord
+from sluice.controller.pool.usage_records import UsageRecord
 
 
 def total(records: list[UsageRecord]) -> dict[str, tuple[float, float, float]]:

@@ -15,9 +15,10 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
-from sluice.controller.pool.model import OwnerKind, UsageRecord, UsageShare
+from sluice.controller.pool.model import OwnerKind
 from sluice.controller.pool.projects import shares as shares_module
 from sluice.controller.pool.projects.shares import DAY_SECONDS, OTHERS, Share, ShareMeters
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.controller.rpc.messages import request_of
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.rpc import pool_pb2 as rpc

@@ -9,8 +9,8 @@ from ends import DONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
-from sluice.controller.pool.model import UsageRecord
 from sluice.controller.pool.pool import Pool
+from sluice.controller.pool.usage_records import UsageRecord
 from sluice.controller.rpc.messages import vgpu_report_of
 from sluice.rpc import pool_pb2 as rpc
 

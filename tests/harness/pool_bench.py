@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sluice.controller.pool.decisions import Decisions, Granted, GrantRequest, Refused
-from sluice.controller.pool.model import Gpu, Node, OwnerKind, Reservation, UsageRecord, UsageShare
+from sluice.controller.pool.model import Gpu, Node, OwnerKind, Reservation
 from sluice.controller.pool.pool import Pool, Snapshot
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 
 class FakeClock:

@@ -18,14 +18,13 @@ from sluice.controller.pool.model import (
     OwnerKind,
     Reservation,
     ReservationState,
-    UsageRecord,
-    UsageShare,
     Vgpu,
 )
 from sluice.controller.pool.projects.quotas import NOTHING, Held, Quotas
 from sluice.controller.pool.projects.shares import Share, ShareMeters
 from sluice.controller.pool.projects.usage import UsageMeters
 from sluice.controller.pool.reservations.reservations import Reservations
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 
 class Bookings:

@@ -31,12 +31,11 @@ from sluice.controller.pool.model import (
     Reservation,
     Session,
     SessionState,
-    UsageRecord,
-    UsageShare,
     Vgpu,
     as_it_is,
 )
 from sluice.controller.pool.projects.quotas import Held
+from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.ends import End, EndCause
 
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sluice.controller.pool.model import Clock, UsageShare
+from sluice.controller.pool.model import Clock
 from sluice.controller.pool.projects.quotas import NOTHING, Held
+from sluice.controller.pool.usage_records import UsageShare
 
 DAY_SECONDS = 86_400
 KEEP_SECONDS = 60.0

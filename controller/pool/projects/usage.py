@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sluice.controller.pool.model import Clock, UsageRecord
+from sluice.controller.pool.model import Clock
 from sluice.controller.pool.projects.quotas import NOTHING, Held
+from sluice.controller.pool.usage_records import UsageRecord
 
 HOUR_SECONDS = 3600
 KEEP_SECONDS = 60.0  # so much of what was measured may be lost with a controller
