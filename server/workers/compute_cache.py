@@ -81,8 +81,7 @@ class ComputeCache:
         Without room or rights for it the session compiles by itself.
         """
         try:
-            async with self._one_at_a_time:
-                await asyncio.to_thread(self._fill, self._workers / worker_id, tenant, uid)
+            await asyncio.to_thread(self._fill, self._workers / worker_id, tenant, uid)
         except OSError as error:
             log.warning("worker %s has no cache of compiled code: %s", worker_id, error)
             shutil.rmtree(self._workers / worker_id, ignore_errors=True)
@@ -137,7 +136,11 @@ class ComputeCache:
             target = place / entry.name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders |= {target.parent, target.parent.parent}
-            shutil.copyfile(entry.path, target)
+            try:
+                shutil.copyfile(entry.path, target)
+            except FileNotFoundError:  # it made room for others meanwhile
+                target.unlink(missing_ok=True)
+                continue
             # The driver passes over files that its user may not write to.
             target.chmod(0o644)
             os.chown(target, uid, -1)

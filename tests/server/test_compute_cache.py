@@ -7,6 +7,7 @@ folder's rights, and what a worker that was taken over may have left in it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from pathlib import Path
@@ -157,6 +158,22 @@ async def test_the_folder_that_the_driver_made_is_used_and_goes_with_its_worker(
         cache.forget(worker)
     assert place_of(cache, "w2").exists()
     assert not place_of(cache, "w3").exists()
+
+
+async def test_sessions_begin_while_others_end(tmp_path: Path) -> None:
+    """What makes room for others while it is copied is not given, and that is all."""
+    cache = cache_of(tmp_path, limit=40_000)
+
+    async def one(number: int) -> None:
+        for again in range(5):
+            name = f"{number:x}{again}{again:06x}"
+            await session(cache, f"w{number}-{again}", "tenant", **{name: b"x" * 4000})
+
+    await asyncio.gather(*(one(number) for number in range(8)))
+    kept = [p for p in (tmp_path / "cache" / "tenants").rglob("*") if p.is_file()]
+    assert kept
+    assert sum(p.stat().st_size for p in kept) <= 40_000
+    assert not list((tmp_path / "cache" / "workers").iterdir())
 
 
 async def test_what_ended_without_a_server_is_removed(tmp_path: Path) -> None:
