@@ -6,6 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair, and decides nothing.
+settings.register_profile("sluice", deadline=None)
+settings.load_profile("sluice")
 
 pytest_plugins = ["planes"]
 
