@@ -27,7 +27,7 @@ make_musl() {
     musl-gcc -x c - -o "$partial/bin/opens-cuda"
   mv "$partial" "$folder/musl"
 }
-make_root bookworm bookworm python3-minimal
+make_root bookworm bookworm python3
 make_root bullseye bullseye python3-minimal || echo "no Debian 11: the mirror does not have it" >&2
 if [ -n "${SLUICE_UBUNTU_MIRROR:-}" ]; then
   make_root noble noble python3-minimal "$SLUICE_UBUNTU_MIRROR" || echo "no Ubuntu 24.04: that mirror does not have it" >&2

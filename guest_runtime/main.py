@@ -54,7 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return check(words)
     if verb == "smi":
-        from .smi import smi
+        try:
+            from .smi import smi
+        except ModuleNotFoundError as error:
+            print(
+                f"nvidia-smi: this Python has no module {error.name}: install all of it (Debian's "
+                "python3; python3-minimal is not enough)",
+                file=sys.stderr,
+            )
+            return 255  # as for any other error of its own
 
         return smi(words)
     if verb == "doctor":

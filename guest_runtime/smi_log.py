@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from .smi_facts import MIB, REASONS, Gpu, System
 from .smi_query import words
@@ -300,6 +299,13 @@ def _said(depth: int, title: str, value: str) -> str:
 # XML
 
 
+def escape(text: str) -> str:
+    """As the text of an element, or an attribute's value."""
+    for mark, name in (("&", "amp"), ("<", "lt"), (">", "gt"), ('"', "quot")):
+        text = text.replace(mark, f"&{name};")
+    return text
+
+
 def xml(
     system: System, gpus: Sequence[Gpu], sections: Sequence[str], now: datetime
 ) -> Iterator[str]:
@@ -312,7 +318,7 @@ def xml(
     yield _tagged(1, "cuda_version", system.cuda_version or UNKNOWN)
     yield _tagged(1, "attached_gpus", str(system.gpus))
     for gpu in gpus:
-        place = escape(gpu.value("pci.bus_id") or UNKNOWN, {'"': "&quot;"})
+        place = escape(gpu.value("pci.bus_id") or UNKNOWN)
         yield f'\t<gpu id="{place}">'
         yield from _xml_of(shown_parts(sections), gpu, 2)
         if has_processes(sections):
