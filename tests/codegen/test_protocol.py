@@ -120,7 +120,7 @@ STRUCTS: dict[str, Any] = {
         peers=6,
         peer_atomics=2,
         thread_bytes=512,
-        node_links=11,
+        abilities=11,
         peer_rank=bytes(range(100, 164)),
     ),
     "session_record": frames.SessionRecord(

@@ -92,4 +92,4 @@ def test_the_options_of_run_exist() -> None:
 
 def test_every_page_that_it_points_to_is_there() -> None:
     for name in named(r"\]\(([^)]+)\)", PAGE):
-        assert (CHECKOUT / "docs" / name).exists(), name
+        assert (CHECKOUT / "docs" / name.partition("#")[0]).exists(), name
