@@ -20,13 +20,13 @@ from pathlib import Path
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.server.sessions.records import Requester
+from sluice.server.workers.kept_files import PIECE_BYTES, Holdings, store
 
 SHARED = "shared"
 NAME = re.compile(r"[0-9a-f]{64}")
 # the worker seals what it hands over; without these it could change it while it is read
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MAX_WAITING = 64
-PIECE_BYTES = 1 << 20
 
 
 def project_of(requester: Requester) -> str:
@@ -118,38 +118,13 @@ class CodeCache:
         if path.exists():
             os.utime(path)
             return
-        self._make_room(size)
-        scratch = path.with_suffix(".new")
-        try:
-            with scratch.open("wb") as file:
-                for offset in range(0, size, PIECE_BYTES):
-                    file.write(os.pread(descriptor, PIECE_BYTES, offset))
-                os.fchmod(file.fileno(), 0o644)
-            scratch.rename(path)
-        except OSError:
-            scratch.unlink(missing_ok=True)
-            raise
-
-    def _make_room(self, size: int) -> None:
-        """Removes images until so many bytes fit; shared ones do not count."""
-        held: dict[str, list[tuple[float, int, Path]]] = {}
-        for folder in self._folder.iterdir():
-            if folder.name == SHARED or not folder.is_dir():
-                continue
-            for path in folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    held.setdefault(folder.name, []).append((status.st_mtime, status.st_size, path))
-        sizes = {project: sum(image[1] for image in images) for project, images in held.items()}
-        for images in held.values():
-            images.sort(reverse=True)
-        while sum(sizes.values()) + size > self._limit and sizes:
-            most = max(sizes, key=lambda project: sizes[project])
-            _, freed, path = held[most].pop()
-            path.unlink(missing_ok=True)
-            sizes[most] -= freed
-            if not held[most]:
-                del sizes[most]
+        owners = {
+            folder: folder.iterdir()
+            for folder in self._folder.iterdir()
+            if folder.name != SHARED and folder.is_dir()
+        }  # shared ones do not count
+        Holdings.of(owners).make_room(size, self._limit)
+        store(descriptor, size, path)
 
     def _project_folder(self, project: str) -> Path:
         folder = self._folder / project

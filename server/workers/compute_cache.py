@@ -25,8 +25,9 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from sluice.server.workers.kept_files import Holdings, store
 
 log = logging.getLogger("sluice.server")
 
@@ -36,18 +37,7 @@ DIGITS = "0123456789abcdef"
 #: A session's own folder may grow to, as the driver keeps it: so much of the node's.
 SHARE_OF_ONE = 4
 MOST_ENTRIES = 8192
-PIECE_BYTES = 1 << 20
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An entry that the node keeps."""
-
-    path: Path
-    name: str  # x/y/rest
-    size: int
-    stored: float
 
 
 class ComputeCache:
@@ -126,18 +116,19 @@ class ComputeCache:
         status = place.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise OSError(f"{place} is somebody else's")
-        kept = sorted(self._kept(self._folder_of(tenant)), key=lambda e: e.stored, reverse=True)
+        own = self._folder_of(tenant)
+        kept = Holdings.of({own: kept_in(own)}).files[own]
         room = self._one_bytes
         folders = {place}
-        for entry in kept:
-            room -= entry.size
+        for _, size, path in kept:  # the newest first
+            room -= size
             if room < 0:
                 break
-            target = place / entry.name
+            target = place / path.relative_to(own)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders |= {target.parent, target.parent.parent}
             try:
-                shutil.copyfile(entry.path, target)
+                shutil.copyfile(path, target)
             except FileNotFoundError:  # it made room for others meanwhile
                 target.unlink(missing_ok=True)
                 continue
@@ -159,7 +150,8 @@ class ComputeCache:
     def _keep_new(self, place: Path, tenant: str) -> None:
         """What is there and not kept yet; nothing in the folder is believed."""
         folder = self._folder_of(tenant)
-        had = {entry.name for entry in self._kept(folder)}
+        held = Holdings.of({owner: kept_in(owner) for owner in self._tenants.iterdir()})
+        had = {str(path.relative_to(folder)) for _, _, path in held.files[folder]}
         taken = 0
         for name, descriptor, size in entries(place):
             with contextlib.ExitStack() as closing:
@@ -167,47 +159,21 @@ class ComputeCache:
                 if name in had or taken + size > self._one_bytes:
                     continue
                 taken += size
-                self._make_room(size)
+                held.make_room(size, self._limit)
                 target = folder / name
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                scratch = target.with_suffix(".new")
-                try:
-                    with scratch.open("wb") as file:
-                        for offset in range(0, size, PIECE_BYTES):
-                            piece = os.pread(descriptor, min(PIECE_BYTES, size - offset), offset)
-                            file.write(piece)
-                    scratch.rename(target)
-                except OSError:
-                    scratch.unlink(missing_ok=True)
-                    raise
-
-    def _make_room(self, size: int) -> None:
-        """Removes entries until so many bytes fit: the oldest of the tenant that holds most."""
-        held = {folder: list(self._kept(folder)) for folder in self._tenants.iterdir()}
-        sizes = {folder: sum(e.size for e in entries_) for folder, entries_ in held.items()}
-        for of_tenant in held.values():
-            of_tenant.sort(key=lambda entry: entry.stored, reverse=True)
-        while sum(sizes.values()) + size > self._limit:
-            most = max(sizes, key=lambda folder: sizes[folder], default=None)
-            if most is None or not held[most]:
-                return
-            oldest = held[most].pop()
-            oldest.path.unlink(missing_ok=True)
-            sizes[most] -= oldest.size
+                store(descriptor, size, target)
+                held.add(folder, size, target)
 
     def _folder_of(self, tenant: str) -> Path:
         folder = self._tenants / hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    @staticmethod
-    def _kept(folder: Path) -> Iterator[Kept]:
-        for path in folder.glob("?/?/*"):
-            name = str(path.relative_to(folder))
-            if ENTRY.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    yield Kept(path, name, status.st_size, status.st_mtime)
+
+def kept_in(folder: Path) -> Iterator[Path]:
+    """The entries that the node keeps for a tenant."""
+    return (p for p in folder.glob("?/?/*") if ENTRY.fullmatch(str(p.relative_to(folder))))
 
 
 def entries(place: Path) -> Iterator[tuple[str, int, int]]:
