@@ -9,6 +9,7 @@ BUILD := build/native
 JOBS ?= 2
 TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
+PYTEST_FLAGS ?= # .ci/run: a test that failed runs once more, and is named at the end
 DEMO_JOBS ?= $(shell nproc)
 GPU_PYTHON ?= 3.12 # of the machine that gpu-host's archive is for
 ifneq ($(words $(CURDIR)),1)
@@ -27,12 +28,12 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
+	$(PY) -m pytest $(PYTEST_FLAGS) -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
 test-guests: build/.rig programs native guest-bundle
-	$(PY) -m pytest -q --durations=12 -n $(GUEST_JOBS) --dist loadfile --basetemp=$$(mktemp -d /tmp/guests-XXXX) -m "vm or cluster" tests # sockets' paths are short
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=12 -n $(GUEST_JOBS) --dist loadfile --basetemp=$$(mktemp -d /tmp/guests-XXXX) -m "vm or cluster" tests # sockets' paths are short
 
 # What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
 prepare-rigs: build/.base
@@ -43,31 +44,31 @@ prepare-rigs: build/.base
 	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images build/.containers build/.host-roots guest-bundle
 
 test-rdma: build/.rdma programs native ## sessions over RDMA, on soft RoCE in a guest: programs, forks, hostile peers, links that go down
-	$(PY) -m pytest -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
+	$(PY) -m pytest $(PYTEST_FLAGS) -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
 
 test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
-	$(PY) -m pytest -q -s -m chaos tests/chaos
+	$(PY) -m pytest $(PYTEST_FLAGS) -q -s -m chaos tests/chaos
 
 test-vsphere: build/.vsphere programs native guest-bundle ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
-	$(PY) -m pytest -q --durations=8 -m vsphere tests/vsphere
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m vsphere tests/vsphere
 
 test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova
-	$(PY) -m pytest -q --durations=12 -m openstack tests/openstack
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=12 -m openstack tests/openstack
 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
-	$(PY) -m pytest -q -m guest_images tests/guest_images
+	$(PY) -m pytest $(PYTEST_FLAGS) -q -m guest_images tests/guest_images
 
 test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGPUs on a real Kubernetes of one node (built here from Go modules)
-	$(PY) -m pytest -q --durations=8 -m kubernetes tests/kubernetes
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m kubernetes tests/kubernetes
 
 test-release: build/.host-roots native ## the host's deb and rpm in roots of Debian 12 and 13: `sluice init`, a CUDA program, upgrades; SLUICE_RELEASE for a release's own
-	$(PY) -m pytest -q --durations=8 -m releases tests/releases tests/compatibility
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m releases tests/releases tests/compatibility
 
 test-containers: build/.containers programs native guest-bundle ## containers of podman and runc with CDI devices: images of several distributions, identity, limits, rootless
-	$(PY) -m pytest -q --durations=8 --basetemp=$$(mktemp -d /tmp/containers-XXXX) -m containers tests/containers
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 --basetemp=$$(mktemp -d /tmp/containers-XXXX) -m containers tests/containers
 
 test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
-	$(PY) -m pytest -q --durations=8 -m console tests/console
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m console tests/console
 
 screenshots: build/.console native ## the pictures of docs/console.md, in docs/pictures
 	$(PY) tests/console/screenshots.py

@@ -165,3 +165,29 @@ def test_what_a_part_leaves_behind_is_not_waited_for(ci: ModuleType, tmp_path: P
     assert (outcome.code, outcome.ended) == (0, "")
     assert (tmp_path / "leaves.log").read_text() == "done\n"
     assert time.monotonic() - began < 200
+
+
+def test_what_passes_the_second_time_is_named(ci: ModuleType, tmp_path: Path) -> None:
+    tests = tmp_path / "tests" / "test_it.py"
+    tests.parent.mkdir()
+    tests.write_text(
+        "import pathlib, pytest\n"
+        "def test_unsteady(tmp_path_factory):\n"
+        "    flag = pathlib.Path(__file__).with_name('flag')\n"
+        "    there = flag.exists()\n"
+        "    flag.touch()\n"
+        "    assert there, 'a - b'\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError\n"
+        "def test_error(broken): pass\n"
+        "def test_fails(): assert False\n"
+    )
+    command = (sys.executable, "-m", "pytest", "--rootdir", ".", *ci.RERUN.split(), "-q", "tests")
+    part = ci.Part("some", ("env", "-C", str(tmp_path), *command), 1, "some")
+    outcome = ci.Outcome(part)
+    ci.run_part(part, outcome, tmp_path, ci.Limits(60, math.inf), shown=False)
+    assert outcome.code == 1
+    said = (tmp_path / "some.log").read_text()
+    assert "1 failed, 1 passed, 1 error, 3 rerun" in said
+    assert "a - b" in said, "why it failed the first time"
+    assert ci.unsteady(tmp_path, [outcome]) == ["some: tests/test_it.py::test_unsteady"]

@@ -291,7 +291,11 @@ def test_a_node_that_goes_is_told_by_a_real_controller(tmp_path: Path) -> None:
             wait_for(lambda: ("firing", "node-lost", plane.node) in receiver.told, seconds=120)
             [alert] = plane.rest.get("/alerts").json()["alerts"]
             assert (alert["rule"], alert["severity"]) == ("node-lost", "page")
-            events = plane.rest.get("/events", params={"limit": 100, "kind": "alert."}).json()
-            assert [each["kind"] for each in events["events"]] == ["alert.firing"]
+
+            def written() -> list[str]:  # after it was told: a store that is down is told too
+                events = plane.rest.get("/events", params={"limit": 100, "kind": "alert."}).json()
+                return [each["kind"] for each in events["events"]]
+
+            wait_for(lambda: written() == ["alert.firing"])
         finally:
             plane.close()
