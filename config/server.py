@@ -263,8 +263,10 @@ class NovaSection(Section):
     group: str = Field(
         "nova", description="the group, besides root, that may ask for channels of VMs"
     )
-    channel: Literal["ivshmem", "vsock"] = Field(
-        "ivshmem", description="ivshmem, or vsock where the kernel has vhost-vsock"
+    channel: Literal["ivshmem", "ivshmem-doorbell", "vsock"] = Field(
+        "ivshmem",
+        description="ivshmem; ivshmem-doorbell, which wakes the host at once and whose instances "
+        "start only while the server runs; or vsock, where the kernel has vhost-vsock",
     )
     region_mib: int = Field(
         256, ge=8, le=1 << 20, description="the size of an instance's region, a power of two"

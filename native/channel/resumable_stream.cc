@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/resumable_stream.h"
 
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +24,22 @@ constexpr size_t kAgain = 1 << 20;  // of what is sent again, in a record
 constexpr int64_t kAskAgainNs = 50'000'000;
 constexpr int kHelloMs = 10'000;
 constexpr size_t kMostAhead = 1 << 20;  // taken in before anybody asks for it
+
+// While it is there a write of which nothing goes for so long fails.
+class SendLimit {
+ public:
+  SendLimit(int socket, int seconds) : socket_(socket) { set(seconds); }
+  SendLimit(const SendLimit&) = delete;
+  SendLimit& operator=(const SendLimit&) = delete;
+  ~SendLimit() { set(0); }
+
+ private:
+  void set(int seconds) {
+    const timeval limit{seconds, 0};
+    if (socket_ >= 0) setsockopt(socket_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  }
+  const int socket_;
+};
 
 size_t sum(const iovec* parts, int count) {
   size_t n = 0;
@@ -400,6 +418,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (on_connection) on_connection(link->socket);
     changed_.notify_all();
   }
+  const SendLimit limit(link->socket, terms_.takes_some_seconds);
   if (!send_again(link, hello.received)) broke(link, true);
   return true;
 }

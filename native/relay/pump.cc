@@ -32,8 +32,6 @@ constexpr uint64_t kLastWordsNs = 500'000'000;  // for the client to read why it
 constexpr uint64_t kGoodbyeFirstNs = 100'000'000;
 constexpr uint64_t kGoodbyeNs = 1'500'000'000;  // for the node to end what its client has closed
 constexpr uint64_t kAwaitNs = 100'000'000;      // then look whether the connection is still there
-constexpr uint32_t kUnheardMs = 60'000;
-constexpr uint32_t kSilentMs = 10'000;  // where another connection may follow
 
 template <typename Condition>
 bool wait_until(uint64_t most_ns, Condition done) {

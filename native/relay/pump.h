@@ -12,19 +12,19 @@
 #include <string>
 
 #include "channel/region_stream.h"
-#include "process/control.h"
+#include "relay/carrier.h"
 
 namespace sluice::relay {
 
-class Pump {
+class Pump : public Carrier {
  public:
   // The slot is mapped with its arena and started. `node` is named in lines for the client's user;
   // `ended` is called once, on whichever thread learns of the end, and does not return in the
   // relay itself.
   Pump(channel::MappedSlot slot, std::string node, std::function<void(const process::End&)> ended);
 
-  // The connection to the node; once, before open() or take_up().
-  void carry(std::unique_ptr<channel::Stream> stream, int socket);
+  // Before open() or take_up().
+  void carry(std::unique_ptr<channel::Stream> stream, int socket) override;
   // The session outlives its connections, of which this is the one of that number
   // (SlotHeader::link). Once it is lost and nothing here touches the slot any more, `lost` is
   // called. Before open() or take_up().
@@ -35,17 +35,12 @@ class Pump {
   // In place of open(): the client has been told of the connection, and uses it when it sees that.
   // False: it went away.
   bool take_up();
-  // False: there are no threads to be had.
-  [[nodiscard]] bool start();
+  [[nodiscard]] bool start() override;
 
   // The client's calls return `error` from now on, its user is told the reason, and ended() is
   // called. Where the client has closed its slot, what it sent before is carried first.
-  void end(const process::End& why, uint32_t error);
-  // Asked every few seconds: gives a connection up whose node has acknowledged nothing for so long.
-  void look();
-
-  uint64_t bytes_in() const { return bytes_in_.load(std::memory_order_relaxed); }  // of the client
-  uint64_t bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }  // to it
+  void end(const process::End& why, uint32_t error) override;
+  void look() override;
 
  private:
   enum Reader : uint32_t { kDown, kUp };  // whose thread reads the connection
@@ -81,7 +76,6 @@ class Pump {
   std::atomic<bool> hot_{false};  // the thread that sends is looking, and would read as well
   std::atomic<bool> over_{false}, lost_{false};
   std::atomic<int> threads_{0};
-  std::atomic<uint64_t> bytes_in_{0}, bytes_out_{0};
 };
 
 }  // namespace sluice::relay

@@ -344,7 +344,9 @@ class VsockGuests:
             return who.channel == "vsock" and who.domain_uuid == guest.owner.uuid
 
         lifecycle = self._lifecycle
-        resumption = Resumption(line, lifecycle.sessions, lifecycle.end, is_of_guest)
+        resumption = Resumption(
+            line, lifecycle.resumable, lifecycle.end, is_of_guest, relay=lifecycle.resume_relayed
+        )
         try:
             await resumption.prove(connected, header)
         except BadOpen:

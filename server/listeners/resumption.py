@@ -86,15 +86,18 @@ class Resumption:
         end: Callable[[Session, End], None],
         allowed: Callable[[Session], bool],
         subflows: int = 0,
+        relay: Callable[[Session, int, int], None] | None = None,
     ) -> None:
         """`end` ends a session; `allowed`: whether it may go on by the way that the line is of;
-        `subflows`: how many connections for bulk one may have.
+        `subflows`: how many connections for bulk one may have; `relay` takes the descriptor and the
+        epoch for one whose worker is on another node.
         """
         self._line = line
         self._sessions = sessions
         self._end = end
         self._allowed = allowed
         self._subflows = subflows
+        self._relay = relay
 
     async def prove(self, connected: socket.socket, header: bytes) -> None:
         """Has the session's worker take the connection, or the session end, as it is asked.
@@ -146,6 +149,10 @@ class Resumption:
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        if session.relayed_to:
+            if self._relay:
+                self._relay(session, connected.fileno(), asked.epoch)
+            return
         if asked.flags & ResumeFlags.NODE_LINK:
             fields["peer"] = str(asked.subflow)
             session.worker.tell(Message("link", fields), [connected.fileno()])

@@ -43,6 +43,8 @@ SOCKET_NAME = "vms.sock"
 MOST_OF_USER = 64
 #: So long a region may be without its domain, which is being defined.
 DEFINE_SECONDS = 120.0
+#: For the socket from which a VM's QEMU gets a region with a doorbell; between two looks for it.
+LISTEN_SECONDS, LISTEN_PAUSE_SECONDS = 20.0, 0.05
 #: So long a definer may have a guest waited for that releases its channel.
 MOST_RELEASE_SECONDS = 600
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -58,8 +60,9 @@ _SIZES = {
 
 #: Makes what the channel of a VM needs, for one that is not defined or off; blocking.
 Prepare = Callable[[str, DomainRequest], None]
-#: Has a defined VM's channel put into its definition, for a start that comes next; blocking.
-Ready = Callable[[str], None]
+#: Has a defined VM's channel put into its definition, for a start that comes next; blocking. What
+#: has to listen before its QEMU asks there for the region; None: nothing.
+Ready = Callable[[str], Path | None]
 #: The programs of a VM that use its channel, a line each.
 Sessions = Callable[[str], list[str]]
 #: Takes the channel out of a VM that runs; whether its guest lets it go in time. Blocking.
@@ -152,14 +155,22 @@ class VmListener:
             return {"problems": await asyncio.to_thread(self._plug, _uuid(_part(asked, "plug")))}
         if "ready" in asked:
             uuid = _uuid(_part(asked, "ready"))
-            await asyncio.to_thread(self._ready, uuid)
+            awaited = await asyncio.to_thread(self._ready, uuid)
             log.info("channel %s: in the definition of a VM that is to be started", uuid)
             self._look(uuid)
+            if awaited is not None:
+                await _listening(awaited)
             return {"ready": True}
         if "hook" in asked:
             return self._hook(_part(asked, "hook"))
         part = _part(asked, "prepare")
         uuid, request = self._parse(part)
+        metadata_only = part.get("metadata_only") is True
+        if request.has_doorbell and not metadata_only:
+            raise HypervisorError(
+                f"[nova] channel = {request.channel} wants a newer sluice-nova on this host: 0.1's "
+                "puts in the devices itself, and knows no doorbell"
+            )
         self._expected[uuid] = time.monotonic() + DEFINE_SECONDS
         try:
             await asyncio.to_thread(self._prepare, uuid, request)
@@ -168,7 +179,7 @@ class VmListener:
             raise
         devices, metadata = self._render(uuid, request)
         log.info("channel %s: prepared for a VM that is to be defined, %s", uuid, request)
-        if part.get("metadata_only") is True:
+        if metadata_only:
             devices = []  # put in by `ready`, or by whoever looks at the domain before
         return {"devices": devices, "metadata": metadata}
 
@@ -249,18 +260,23 @@ def make_ready(uri: str, files: Any) -> Ready:
     from sluice.hypervisor import following
     from sluice.hypervisor.libvirt_host import call, connected, persistent_document, words
 
-    def ready(uuid: str) -> None:
+    def ready(uuid: str) -> Path | None:
         with connected(uri) as connection:
             domain = call(lambda: connection.lookupByUUIDString(uuid))
             try:
                 if domain.hasManagedSaveImage():
-                    return  # what starts is the image; the channel is plugged into it then
+                    return None  # what starts is the image; the channel is plugged into it then
                 problems = following.follow(domain, files)
                 definition = persistent_document(domain)
             except libvirt.libvirtError as error:
                 raise HypervisorError(words(error)) from error
         if lacking := following.lacking(definition):
             raise HypervisorError("; ".join(problems) or f"{definition.name}: {lacking}")
+        region = definition.region
+        if region is None or region.server is None:
+            return None
+        awaited: Path = files.server_socket(definition.uuid)
+        return awaited
 
     return ready
 
@@ -275,6 +291,18 @@ def render(uuid: str, request: DomainRequest) -> tuple[list[str], str]:
         else vsock_device(next(cids_for(uuid)), None)
     )
     return [device], request_metadata(request, with_namespace=True)
+
+
+async def _listening(path: Path) -> None:
+    try:
+        async with asyncio.timeout(LISTEN_SECONDS):
+            while not await asyncio.to_thread(path.is_socket):
+                await asyncio.sleep(LISTEN_PAUSE_SECONDS)
+    except TimeoutError:
+        raise HypervisorError(
+            f"nobody listens at {path} yet, where the VM's QEMU asks for its region: start the VM "
+            "again, and see sluice-server's log if that does not help"
+        ) from None
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -10,7 +10,8 @@ grant, within seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sluice.config import log_ids
@@ -140,6 +141,16 @@ class SessionLifecycle:
         relayed = self.relays.sessions.values() if self.relays else ()
         return [*self.sessions.values(), *relayed]
 
+    @property
+    def resumable(self) -> Mapping[str, Session]:
+        """Those whose clients may come back to this host by another connection, by their ids."""
+        return ChainMap(self.sessions, self.relays.sessions) if self.relays else self.sessions
+
+    def resume_relayed(self, session: Session, descriptor: int, epoch: int) -> None:
+        """The client of one on another node has proved by this connection that it is its own."""
+        if self.relays:
+            self.relays.streams.resume(session, descriptor, epoch)
+
     async def open(self, request: SessionRequest, tell: Callable[[str], None]) -> Session:
         """Gets a grant from the controller and opens the session; raises RefusalError.
 
@@ -166,9 +177,10 @@ class SessionLifecycle:
         self, request_id: str, request: SessionRequest, tell: Callable[[str], None]
     ) -> Session:
         asked, requester = request.asked, request.requester
-        # a relay carries a slot
+        # a relay carries a slot, if its client knows how, or a guest's connection as it is
         slot = isinstance(request.channel, SharedRegion)
-        wanted = self.wanted(asked, requester, relay=asked.takes_relay and slot)
+        relay = asked.takes_relay if slot else requester.channel == "vsock"
+        wanted = self.wanted(asked, requester, relay=relay)
         part, project = self.part_of(asked, requester), wanted.project
         wanted.request_id = request_id
         async with self._controller.grant(wanted, tell) as granted:

@@ -106,10 +106,14 @@ def without_key(asked: OpenSession) -> OpenSession:
     return replace(asked, raw=replace(said, key=b"").pack())
 
 
-def with_key(asked: OpenSession, key: str) -> bytes:
-    """The fixed part of a request as a client over TCP presents it."""
+def with_key(asked: OpenSession, key: str, *, resumable: bool = True) -> bytes:
+    """The fixed part of a request as a client over TCP presents it.
+
+    `resumable`: the session may outlive its connection, where the client can say so.
+    """
     said = frames.OpenSession.unpack(asked.raw)
-    return replace(said, channel=ChannelKind.TCP, key=key.encode()).pack()
+    flags = said.flags if resumable else said.flags & ~OpenFlags.RESUMABLE
+    return replace(said, channel=ChannelKind.TCP, key=key.encode(), flags=flags).pack()
 
 
 def check_header(header: bytes, most_option_bytes: int = 0) -> int:

@@ -227,6 +227,24 @@ class RelayedWay:
 
 
 @dataclass(slots=True)
+class StreamWay:
+    """The same, where its client has a connection of its own and comes back by another."""
+
+    address: str
+    port: int
+    tls: bool
+    grace_seconds: int
+    closed_seconds: int  # where the client's connection was closed, at most
+    key: str = field(repr=False)  # hexadecimal: this host's for its node, as resume_key is for here
+    relays: int = 0
+    pace: Pace = field(default_factory=lambda: Pace(AT_ONCE, SECONDS_EACH))
+
+    def to_record(self) -> dict[str, Any]:
+        """What a later server needs of it."""
+        return {name: value for name, value in asdict(self).items() if name != "pace"}
+
+
+@dataclass(slots=True)
 class Session:
     """A session that runs, or is about to; `vgpus` are its grant's."""
 
@@ -248,7 +266,7 @@ class Session:
     #: Where its client has vGPUs of other nodes, too: which is its first here, and those nodes.
     first_vgpu: int = 0
     others: tuple[OtherNode, ...] = ()
-    way: RelayedWay | None = None  # of a relayed one that outlives its relay
+    way: RelayedWay | StreamWay | None = None  # of a relayed one that outlives its relay
     why: End | None = None  # it is to end, whichever process serves it just now
     #: Since when it has no connection to its client, or its relay none to its node, Unix time; 0:
     #: it has.
@@ -386,8 +404,14 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         resume_key=record.get("resume_key", ""),
         first_vgpu=record.get("first_vgpu", 0),
         others=tuple(OtherNode(**other) for other in record.get("others", ())),
-        way=RelayedWay(**way) if (way := record.get("way")) else None,
+        way=_way_from_record(record.get("way")),
     )
+
+
+def _way_from_record(way: dict[str, Any] | None) -> RelayedWay | StreamWay | None:
+    if not way:
+        return None
+    return StreamWay(**way) if "key" in way else RelayedWay(**way)
 
 
 def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:

@@ -2,11 +2,12 @@
 """Sessions of this host whose GPUs are another host's: each has a sluice-relay process here.
 
 Used by sessions.lifecycle, which asks the controller, and by sessions.adoption. Such a session is
-the GPU node's server's to account for; here it is a client's slot and the process that carries its
-bytes. Where its node lets a session outlive its connections, a relay that has lost its own, or has
-been killed, is followed by another, which goes on in the same slot; the server on the node learns
-no key for that (docs/protocol.md, "When a connection breaks"). It promises that a session's end,
-however it came, leaves no process, no descriptor and no cgroup.
+the GPU node's server's to account for; here it is a client's slot, or its connection
+(sessions.relayed_streams), and the process that carries its bytes. Where its node lets a session
+outlive its connections, a relay that has lost its own, or has been killed, is followed by another,
+which goes on in the same slot; the server on the node learns no key for that (docs/protocol.md,
+"When a connection breaks"). It promises that a session's end, however it came, leaves no process,
+no descriptor and no cgroup.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import ssl
 import time
 from collections.abc import Callable, Coroutine
@@ -23,8 +23,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from sluice.config.native_files import NativeFileMissing
-from sluice.protocol.control import RELAY_SENT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
@@ -38,15 +36,28 @@ from sluice.server.sessions.opening import (
     end_unopened,
     new_session,
 )
-from sluice.server.sessions.records import ENDED_UNSEEN, NOT_STARTED, RelayedWay, Session
-from sluice.server.workers.packets import Message, close_descriptor
-from sluice.server.workers.process import WorkerFiles, WorkerStarter
-from sluice.server.workers.session_start import RelayStart, Resuming, SharedRegion
+from sluice.server.sessions.records import (
+    ENDED_UNSEEN,
+    NOT_STARTED,
+    RelayedWay,
+    Session,
+    StreamWay,
+)
+from sluice.server.sessions.relay_processes import RelayProcesses
+from sluice.server.sessions.relayed_streams import RelayedStreams
+from sluice.server.workers.packets import close_descriptor
+from sluice.server.workers.process import WorkerStarter
+from sluice.server.workers.session_start import (
+    Channel,
+    ConnectedSocket,
+    RelayStart,
+    Resuming,
+    SharedRegion,
+)
 from sluice.server.workers.worker import Worker, WorkerError
 
 log = logging.getLogger("sluice.server")
 
-READY_SECONDS = 10.0
 #: Between two tries to start a relay that follows another.
 AGAIN_SECONDS = 0.5
 #: Each relay that follows has so many attempts at a connection, each with a number of its own.
@@ -58,8 +69,6 @@ MOST_GRACE_SECONDS = 86400
 NODES_OWN = (EndCause.NODE_LOST, EndCause.WORKER_FAILED, EndCause.NOT_TAKEN)
 #: For the connection, the handshake, and a worker that has to be started there.
 OPEN_SECONDS = 150.0
-#: For a relay that is told that another has taken its place.
-REPLACED_SECONDS = 2.0
 
 
 class Relays:
@@ -74,13 +83,12 @@ class Relays:
         ca_file: Path | None = None,
     ) -> None:
         """`ended` is told of each session's end; `ca_file`: whose certificates data ports show."""
-        self._starter = starter
-        self.files = WorkerFiles(run_dir, "relays", RELAY_SENT)
-        self._log_dir = log_dir
+        self._processes = RelayProcesses(starter, run_dir, log_dir, ca_file)
+        self.files = self._processes.files
         self._told = ended
-        self._ca_file = ca_file
         self.sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.streams = RelayedStreams(self._processes, self._ended, self._in_background)
 
     async def open(
         self, request: SessionRequest, grant: SessionGrant, target: rpc.RelayTarget
@@ -95,7 +103,7 @@ class Relays:
                 try:
                     await self._start(session, request, target)
                     session.opening = False
-                    self._write(session)
+                    self._processes.write(session)
                 except (WorkerError, OSError) as error:
                     session.log.write(f"did not start: {error}", logging.ERROR)
                     raise
@@ -122,11 +130,11 @@ class Relays:
         """The session with a relay that is ready and followed; raises WorkerError, OSError."""
         requester = request.requester.copy()
         undo.callback(requester.close)
-        relay = await self._start_process()
+        relay = await self._processes.start()
         undo.callback(relay.end, NOT_STARTED, grace=0)
         own = replace(request, requester=requester)
-        session = new_session(self._log_dir, own, grant, relay, relayed_to=target.node)
-        self._write(session)
+        session = new_session(self._processes.log_dir, own, grant, relay, relayed_to=target.node)
+        self._processes.write(session)
         self._follow(session)
         undo.pop_all()  # all of it comes back with the relay's end from now on
         undo.push(partial(end_unopened, session))
@@ -136,37 +144,56 @@ class Relays:
         self, session: Session, request: SessionRequest, target: rpc.RelayTarget
     ) -> None:
         """Has the relay carry the session; raises WorkerError, OSError."""
-        channel = request.channel
-        if not isinstance(channel, SharedRegion):
-            raise WorkerError(f"channel {session.requester.channel} has no slot to relay")
+        channel, resumable = request.channel, True
+        if isinstance(channel, ConnectedSocket):
+            # of its terms the node's are those that count
+            channel, resumable = ConnectedSocket(channel.descriptor), bool(session.resume_key)
         with ExitStack() as opened:
             start = RelayStart(
                 session_id=session.id,
                 grant_id=session.grant_id,
                 channel_name=session.requester.channel,
                 channel=channel,
-                request=with_key(request.asked, target.key),
+                request=with_key(request.asked, target.key, resumable=resumable),
                 node=target.node,
                 address=target.address,
                 port=target.port,
                 tls=target.tls,
-                ca=self._open_ca(opened) if target.tls else -1,
+                ca=self._processes.open_ca(opened) if target.tls else -1,
                 client_pidfd=session.requester.pidfd,
             )
             started = await session.worker.start_session(start, OPEN_SECONDS)
         if grace := min(started.number("network_grace_seconds"), MOST_GRACE_SECONDS):
-            session.resume_key = key_of(target.key, session.id).hex()
+            self._outlive(session, request.channel, target, grace)
+
+    def _outlive(
+        self, session: Session, channel: Channel, target: rpc.RelayTarget, grace_seconds: int
+    ) -> None:
+        """It outlives its relay from now on."""
+        key = key_of(target.key, session.id).hex()
+        if isinstance(channel, SharedRegion):
+            session.resume_key = key
             session.way = RelayedWay(
                 address=target.address,
                 port=target.port,
                 tls=target.tls,
-                grace_seconds=grace,
+                grace_seconds=grace_seconds,
                 region_bytes=channel.region_bytes,
                 slot=channel.slot,
                 slots=channel.slots,
                 region_id=channel.region_id,
                 region=os.dup(channel.descriptor),
             )
+            return
+        session.way = StreamWay(
+            address=target.address,
+            port=target.port,
+            tls=target.tls,
+            grace_seconds=grace_seconds,
+            closed_seconds=channel.resume.closed_seconds if channel.resume else 0,
+            key=key,
+        )
+        self.streams.follow(session, session.way)
 
     async def _go_on(self, session: Session, way: RelayedWay) -> None:
         """Has another relay carry a session whose last one cannot; it ends if none can."""
@@ -202,18 +229,15 @@ class Relays:
             way.region = before.take_region()
         if way.region < 0:
             raise WorkerError(f"relay {before.id} has not shown its client's region")
-        relay = await self._start_process(session.log.path)
+        relay = await self._processes.start(session.log.path)
         if session.why:
             relay.end(session.why, grace=0)
             raise WorkerError("it ends")
         session.worker = relay
         way.relays += 1
-        self._write(session)
-        relay.on_exit = lambda worker, _: self._clean(worker)  # start_session() hears of it
-        before.on_exit = lambda worker, _: self._clean(worker)
-        if not before.exited:
-            before.tell(Message("replaced"))
-            before.kill_after(REPLACED_SECONDS)
+        self._processes.write(session)
+        relay.on_exit = lambda worker, _: self._processes.forget(worker)  # start_session() hears it
+        self._processes.replace(before)
         with ExitStack() as opened:
             start = RelayStart(
                 session_id=session.id,
@@ -227,7 +251,7 @@ class Relays:
                 address=way.address,
                 port=way.port,
                 tls=way.tls,
-                ca=self._open_ca(opened) if way.tls else -1,
+                ca=self._processes.open_ca(opened) if way.tls else -1,
                 client_pidfd=session.requester.pidfd,
                 resuming=Resuming(session.resume_key, way.relays * ATTEMPTS, int(seconds) or 1),
             )
@@ -237,32 +261,18 @@ class Relays:
         relay.on_exit = partial(self._exited, session)
         relay.on_broken = partial(self._broken, session)
 
-    def _open_ca(self, opened: ExitStack) -> int:
-        if self._ca_file is None:
-            return -1
-        try:
-            ca = os.open(self._ca_file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            what = f"[tls] data_ca_file {self._ca_file}: {error.strerror}"
-            raise WorkerError(what) from error
-        opened.callback(os.close, ca)
-        return ca
-
     def adopt(self, session: Session, *, is_broken: bool = False) -> None:
         """Takes over a session that an earlier server opened; `is_broken`: its relay waits."""
-        record = session.worker.record
-        if record.uid is not None:
-            self._starter.users.adopt(record.id, f"relay {record.id}", record.uid)
-        if session.way:
+        self._processes.adopt(session.worker)
+        if isinstance(session.way, RelayedWay):
             session.way.region = session.worker.take_region()
         if other := self.sessions.get(session.id):
             # the earlier server ended between starting one relay and letting the other go
-            last = session if is_broken else other
-            last.worker.on_exit = lambda worker, _: self._clean(worker)
-            last.worker.tell(Message("replaced"))
-            last.worker.kill_after(REPLACED_SECONDS)
-            if session.way and other.way and session.way.region < 0:
-                session.way.region, other.way.region = other.way.region, -1
+            last = session if is_broken or _is_older(session, other) else other
+            self._processes.replace(last.worker)
+            now, before = session.way, other.way
+            if isinstance(now, RelayedWay) and isinstance(before, RelayedWay) and now.region < 0:
+                now.region, before.region = before.region, -1
             forget_client(last)
             if last is session:
                 return
@@ -281,87 +291,69 @@ class Relays:
             unwatch_client(session)
             session.worker.let_go()
 
-    async def _start_process(self, log_path: Path | None = None) -> Worker:
-        relay_id = secrets.token_hex(6)
-        log_path = log_path or self._log_dir / "relay" / f"{relay_id}.log"
-        try:
-            record, pidfd = self._starter.start_relay(relay_id, self.files, log_path)
-        except (OSError, NativeFileMissing) as error:
-            raise WorkerError(f"no relay can be started: {error}") from error
-        worker = Worker(record, pidfd, self.files)
-        worker.on_exit = self._unused_one_ended
-        try:
-            worker.connect()
-            await worker.wait_ready(READY_SECONDS)
-        except OSError as error:
-            worker.kill()
-            raise WorkerError(f"relay {relay_id} cannot be reached: {error}") from error
-        except (WorkerError, asyncio.CancelledError):
-            worker.end(End(EndCause.NOT_TAKEN, "it was not ready in time"), grace=0)
-            raise
-        return worker
-
-    def _write(self, session: Session) -> None:
-        session.worker.record.session = session.to_record()
-        self.files.write(session.worker.record)
-
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
+        if session.requester.channel == "vsock":
+            way = session.way if isinstance(session.way, StreamWay) else None
+            self.streams.follow(session, way)
+            return
         session.worker.on_exit = partial(self._exited, session)
         session.worker.on_broken = partial(self._broken, session)
         watch_client(session)
 
     def _broken(self, session: Session) -> None:
         """Its relay has lost its connection."""
-        if session.way and session.why is None:
-            self._begin_to_go_on(session, session.way)
+        if isinstance(session.way, RelayedWay) and session.why is None:
+            self._begin_to_go_on(session)
 
     def _exited(self, session: Session, worker: Worker, why: End) -> None:
         """Its relay has ended; one that did so without a word was killed, and is followed."""
-        if session.way and not session.opening and worker.why is None and session.why is None:
+        goes_on = isinstance(session.way, RelayedWay) and not session.opening
+        if goes_on and worker.why is None and session.why is None:
             session.log.write(f"relay {worker.id} ended without a word; another goes on with it")
-            self._clean(worker)
-            self._begin_to_go_on(session, session.way)
+            self._processes.forget(worker)
+            self._begin_to_go_on(session)
         else:
             self._ended(session, session.why or why)
 
-    def _begin_to_go_on(self, session: Session, way: RelayedWay) -> None:
+    def _begin_to_go_on(self, session: Session) -> None:
+        assert isinstance(session.way, RelayedWay)
         # from now on nobody else hears of its relay
-        session.worker.on_exit = lambda worker, _: self._clean(worker)
+        session.worker.on_exit = lambda worker, _: self._processes.forget(worker)
         session.worker.on_broken = None
-        self._in_background(self._go_on(session, way))
+        self._in_background(self._go_on(session, session.way))
 
     def _ended(self, session: Session, why: End) -> None:
-        self.sessions.pop(session.id, None)
+        if self.sessions.pop(session.id, None) is None:
+            return
         forget_client(session)
-        if way := session.way:
-            close_descriptor(way.region)
-            way.region = -1
-            if why.cause not in NODES_OWN:
-                self._in_background(self._tell_node(session, way))
-        self._clean(session.worker)
+        self.streams.forget(session)
+        if isinstance(session.way, RelayedWay):
+            close_descriptor(session.way.region)
+            session.way.region = -1
+        if session.way and why.cause not in NODES_OWN:
+            self._in_background(self._tell_node(session, session.way))
+        self._processes.forget(session.worker)
         session.log.write(f"ended: {why}")
         session.gone.set()
         self._told(session, why)
 
-    async def _tell_node(self, session: Session, way: RelayedWay) -> None:
+    async def _tell_node(self, session: Session, way: RelayedWay | StreamWay) -> None:
         """Else it waits for a client that does not come back."""
-        key = bytes.fromhex(session.resume_key)
+        key = bytes.fromhex(way.key if isinstance(way, StreamWay) else session.resume_key)
         try:
-            await say_ended(session.id, session.relayed_to, way, key, self._ca_file)
+            await say_ended(session.id, session.relayed_to, way, key, self._processes.ca_file)
         except (NotHeardError, ssl.SSLError) as error:
             session.log.write(f"its node does not hear of its end: {error}", logging.WARNING)
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _unused_one_ended(self, worker: Worker, why: End) -> None:
-        log.warning("relay %s ended unused: %s; its log is %s", worker.id, why, worker.record.log)
-        self._clean(worker)
 
-    def _clean(self, worker: Worker) -> None:
-        self._starter.users.leave(worker.id)
-        if self._starter.cgroups:
-            self._starter.cgroups.remove(worker.id)
+def _is_older(session: Session, other: Session) -> bool:
+    """Whether another relay follows this one's: where a client has a connection, neither waits."""
+    one, two = session.way, other.way
+    return isinstance(one, StreamWay) and isinstance(two, StreamWay) and one.relays < two.relays

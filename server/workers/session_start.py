@@ -169,7 +169,8 @@ class SessionStart:
 class Resuming:
     """What a relay has to know to make another connection for a session whose client has its slot.
 
-    `epoch` is of its first attempt, each has its own; it tries for `seconds`.
+    `epoch` is of its first attempt, each has its own; it tries for `seconds`. Where the client has
+    a connection it tries once, and the session outlives its connections for `seconds`.
     """
 
     key: str = field(repr=False)  # hexadecimal
@@ -179,12 +180,15 @@ class Resuming:
 
 @dataclass(frozen=True, slots=True)
 class RelayStart:
-    """The session that a relay is to carry to its GPU's node."""
+    """The session that a relay is to carry to its GPU's node.
+
+    With `resuming` and a connection its client has proved there that the session is its own.
+    """
 
     session_id: str
     grant_id: str
-    channel_name: str  # shm or ivshmem
-    channel: SharedRegion
+    channel_name: str  # shm, ivshmem or vsock
+    channel: Channel
     request: bytes  # the fixed part of OpenSession, with the key
     node: str
     address: str

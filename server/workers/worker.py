@@ -74,6 +74,7 @@ class Worker:
         self.on_code: Callable[[Message, int], None] | None = None
         #: Of a relay: it has lost its connection, and another may follow.
         self.on_broken: Callable[[], None] | None = None
+        self.broken_by = ""  # whose connection that was, where it has two: node or client
         #: It wants a connection to another node's worker, or none any more.
         self.on_link: Callable[[Message], None] | None = None
         #: It says how it stands, after an order to suspend its session or to let it go on.
@@ -202,6 +203,8 @@ class Worker:
 
     def let_go(self) -> None:
         """The server stops: the worker goes on, and a later server adopts it."""
+        if self.exited:
+            return
         self._loop.remove_reader(self._pidfd)
         if self._link:
             self._link.close()
@@ -324,6 +327,7 @@ class Worker:
             if self.on_suspension:
                 self.on_suspension(message)
         elif message.verb == "broken":
+            self.broken_by = message.get("by")
             if self.on_broken:
                 self.on_broken()
         elif message.verb == "ended":

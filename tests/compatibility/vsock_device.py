@@ -32,10 +32,14 @@ def main() -> None:
 
 
 def carry(one: socket.socket, other: socket.socket) -> None:
-    """Passes bytes on until one end is closed."""
+    """Passes bytes on until one end is closed; who writes to one that is, is told so."""
     with contextlib.suppress(OSError):
         while data := one.recv(1 << 20):
-            other.sendall(data)
+            try:
+                other.sendall(data)
+            except OSError:
+                one.shutdown(socket.SHUT_RDWR)
+                return
     with contextlib.suppress(OSError):
         other.shutdown(socket.SHUT_WR)
 

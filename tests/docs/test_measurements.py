@@ -58,6 +58,7 @@ def line(**changed: object) -> str:
         "docs/control-plane.md",
         "docs/console.md",
         "docs/sharing.md",
+        "docs/channels.md",
     ],
     ids=str,
 )
@@ -76,6 +77,7 @@ def test_every_table_stands_on_one_page() -> None:
     assert sorted(placed) == sorted(tables.tables())
     assert {page.name for page in tables.pages()} == {
         "README.md", "performance.md", "control-plane.md", "console.md", "sharing.md",
+        "channels.md",
     }  # fmt: skip
 
 

@@ -112,6 +112,7 @@ class ControlPlane:
         server_tls: dict[str, Any] | None = None,
         projects: dict[str, Any] | None = None,
         containers: dict[str, Any] | None = None,
+        nova: dict[str, Any] | None = None,
         native: dict[str, Any] | None = None,
         throttle: dict[str, Any] | None = None,
         suspend: dict[str, Any] | None = None,
@@ -173,6 +174,7 @@ class ControlPlane:
             tls=server_tls or {},
             projects=projects or {},
             **({"containers": containers} if containers else {}),
+            **({"nova": nova} if nova else {}),
             native=native or {},
             health=health or {},
             server={

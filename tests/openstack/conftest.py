@@ -93,6 +93,7 @@ class OtherHost:
                 "libvirt_uri": self.host.libvirt.uri,
                 "region_dir": self.host.libvirt.shm,
             },
+            nova={"channel": "ivshmem-doorbell"},
             pool_of=pool,
         )
 

@@ -64,6 +64,8 @@ def test_a_cold_migration_takes_the_grant_along(
     assert host_of(cloud, server) == SECOND
     cloud.compute.confirm_server_resize(server)
     wait_settled(cloud, server, "ACTIVE")
+    # this host's server.conf says so; a region without one lies on the other
+    assert "<model type='ivshmem-doorbell'/>" in other.host.libvirt.xml(server.id)
     records.agree(server.id, RUNNING)
     assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
     # its programs draw on what is held for it, on whichever host's GPU that is

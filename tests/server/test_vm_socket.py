@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import cids_for
+from sluice.server.listeners import vm_socket
 from sluice.server.listeners.json_line import MOST_BYTES
 from sluice.server.listeners.vm_socket import (
     SOCKET_NAME,
@@ -38,11 +40,13 @@ class FakeRegions:
         self.full = False
         self.looked: list[str] = []
         self.readied: list[str] = []
+        self.awaited: Path | None = None
 
-    def ready(self, uuid: str) -> None:
+    def ready(self, uuid: str) -> Path | None:
         if self.full:
             raise HypervisorError("web: every slot of PCI bus 0 is used")
         self.readied.append(uuid)
+        return self.awaited
 
     def prepare(self, uuid: str, request: DomainRequest) -> None:
         if self.full:
@@ -55,13 +59,13 @@ def regions() -> FakeRegions:
     return FakeRegions()
 
 
-@pytest.fixture
-async def listener(tmp_path: Path, regions: FakeRegions) -> AsyncIterator[VmListener]:
-    opened = VmListener(
-        tmp_path,
+def listening_in(folder: Path, regions: FakeRegions, channel: str) -> VmListener:
+    return VmListener(
+        folder,
         group="no-such-group",
         region_mib=64,
         slots=2,
+        channel=channel,
         prepare=regions.prepare,
         render=render,
         sessions=lambda uuid: [f"a program of {uuid}"],
@@ -70,6 +74,11 @@ async def listener(tmp_path: Path, regions: FakeRegions) -> AsyncIterator[VmList
         plug=lambda uuid: [f"{uuid}: no free port"],
         ready=regions.ready,
     )
+
+
+@pytest.fixture
+async def listener(tmp_path: Path, regions: FakeRegions) -> AsyncIterator[VmListener]:
+    opened = listening_in(tmp_path, regions, "ivshmem")
     opened.open()
     yield opened
     await opened.close()
@@ -125,6 +134,37 @@ async def test_a_defined_vm_is_made_ready_for_its_start(
     regions.full = True
     assert await ask(tmp_path, line) == {"error": "web: every slot of PCI bus 0 is used"}
     assert "uuid" in (await ask(tmp_path, b'{"ready": {}}\n'))["error"]
+
+
+async def test_a_doorbells_socket_is_there_before_the_start(
+    listener: VmListener, regions: FakeRegions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"ready": {"uuid": UUID}}).encode() + b"\n"
+    regions.awaited = tmp_path / "server"
+    asked = asyncio.create_task(ask(tmp_path, line))
+    while not regions.looked:  # the server is told to look at the domain, which opens the socket
+        await asyncio.sleep(0.01)
+    assert not asked.done()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(regions.awaited))
+        assert await asyncio.wait_for(asked, 20) == {"ready": True}
+    regions.awaited.unlink()
+    monkeypatch.setattr(vm_socket, "LISTEN_SECONDS", 0.1)
+    assert "nobody listens at" in (await ask(tmp_path, line))["error"]
+
+
+async def test_a_doorbell_is_not_for_a_driver_that_puts_in_the_device_itself(
+    tmp_path: Path, regions: FakeRegions
+) -> None:
+    opened = listening_in(tmp_path, regions, "ivshmem-doorbell")
+    opened.open()
+    try:
+        assert "newer sluice-nova" in (await prepare(tmp_path))["error"]
+        answer = await prepare(tmp_path, metadata_only=True)
+        assert "channel='ivshmem-doorbell'" in answer["metadata"]
+        assert [request.has_doorbell for _, request in regions.prepared] == [True]
+    finally:
+        await opened.close()
 
 
 async def test_on_demand_is_passed_on(

@@ -38,6 +38,7 @@ class FakeSession:
     requester: Requester
     id: str = SESSION
     resume_key: str = KEY.hex()
+    relayed_to: str = ""
     worker: FakeWorker = field(default_factory=FakeWorker)
 
 
@@ -77,6 +78,7 @@ async def resume(path: Path, key: bytes, flags: int = 0) -> frames.ResumeReply:
     [
         ("its own", ["resume"], []),
         ("its own, which has ended", [], [SESSION]),
+        ("its own, on another node", [], []),
         ("its own, without the key", [], []),
         ("another guest's", [], []),
         ("one over TCP", [], []),
@@ -96,14 +98,16 @@ def test_who_goes_on_with_which_session(
         await guests.add(OWNER, VsockPlace(), REQUEST)
         uuid = "11111111-1111-1111-1111-111111111111" if "another" in case else UUID
         session = session_of(uuid, "tcp" if "TCP" in case else "vsock")
+        session.relayed_to = "node-b" if "node" in case else ""
         if "over" not in case or "TCP" in case:
-            manager.sessions[SESSION] = session
+            manager.resumable[SESSION] = session
         key = bytes(32) if "without" in case else KEY
         flags = ResumeFlags.ENDS if "ended" in case else 0
         reply = await resume(sockets_in(short_path).device, key, flags)
         assert (reply.status == 0) is case.startswith("its own")
         assert [message.verb for message in session.worker.told] == told
         assert manager.ended == ended
+        assert manager.relayed == ([(SESSION, 3)] if "node" in case else [])
         await guests.remove(UUID, "it is over")
 
     asyncio.run(check())

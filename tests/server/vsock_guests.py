@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,16 @@ class FakeManager:
     served: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Any] = {}
+        self.resumable: dict[str, Any] = {}
         self.ended: list[str] = []
+        self.relayed: list[tuple[str, int]] = []
 
     def end(self, session: Any, _: Any) -> None:
         self.ended.append(session.id)
+
+    def resume_relayed(self, session: Any, descriptor: int, epoch: int) -> None:
+        os.fstat(descriptor)
+        self.relayed.append((session.id, epoch))
 
 
 def guests_of(folder: Path, program: Path | str, manager: FakeManager | None = None) -> VsockGuests:

@@ -76,6 +76,25 @@ TEST(ResumableStream, IsOverWhenNoConnectionComesInTime) {
   EXPECT_FALSE(rig.client->settle() && rig.client->write(const_cast<iovec*>(&part), 1));
 }
 
+// Whoever dials is who would find out that the other side is gone.
+TEST(ResumableStream, SendingAgainDoesNotWaitForOneWhoNeverReads) {
+  ResumableStream::Terms terms{600 * kSecond, 600 * kSecond};
+  terms.takes_some_seconds = 1;
+  const Ends first = pair(), second = pair();
+  ResumableStream stream(over(first.a), terms);
+  close(first.b);
+  while (stream.socket() >= 0) stream.wait_for_break(kSecond);
+  std::vector<char> much(4 << 20);  // more than a socket holds
+  iovec part{much.data(), much.size()};
+  ASSERT_TRUE(stream.write(&part, 1)) << "it is kept";
+  const wire::StreamRecord hello{0, 0, 0};
+  ASSERT_EQ(write(second.b, &hello, sizeof hello), static_cast<ssize_t>(sizeof hello));
+  EXPECT_TRUE(stream.resume(1, over(second.a)));
+  EXPECT_EQ(stream.socket(), -1) << "it is given up";
+  EXPECT_FALSE(stream.over());
+  close(second.b);
+}
+
 TEST(ResumableStream, AnOlderConnectionIsNotTaken) {
   Rig rig;
   rig.connect(SIZE_MAX, SIZE_MAX);  // 1
