@@ -78,7 +78,7 @@ async def resume(path: Path, key: bytes, flags: int = 0) -> frames.ResumeReply:
     [
         ("its own", ["resume"], []),
         ("its own, which has ended", [], [SESSION]),
-        ("its own, on another node", [], []),
+        ("its own, relayed", [], []),
         ("its own, without the key", [], []),
         ("another guest's", [], []),
         ("one over TCP", [], []),
@@ -98,7 +98,7 @@ def test_who_goes_on_with_which_session(
         await guests.add(OWNER, VsockPlace(), REQUEST)
         uuid = "11111111-1111-1111-1111-111111111111" if "another" in case else UUID
         session = session_of(uuid, "tcp" if "TCP" in case else "vsock")
-        session.relayed_to = "node-b" if "node" in case else ""
+        session.relayed_to = "node-b" if "relayed" in case else ""
         if "over" not in case or "TCP" in case:
             manager.resumable[SESSION] = session
         key = bytes(32) if "without" in case else KEY
@@ -107,7 +107,7 @@ def test_who_goes_on_with_which_session(
         assert (reply.status == 0) is case.startswith("its own")
         assert [message.verb for message in session.worker.told] == told
         assert manager.ended == ended
-        assert manager.relayed == ([(SESSION, 3)] if "node" in case else [])
+        assert manager.relayed == ([(SESSION, 3)] if "relayed" in case else [])
         await guests.remove(UUID, "it is over")
 
     asyncio.run(check())
