@@ -21,9 +21,11 @@ from holder import Holder
 from static_pool import build_programs
 from vsock_relay import OWNER, VsockGuest, vsock_relay_host
 
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import Session, StreamWay
 from sluice.server.workers.session_start import ResumeTerms
 from tests.compatibility.recording.stand_ins import has_compiler
+
+from .hostile_vsock import HostileGuest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 
@@ -173,4 +175,38 @@ async def test_the_vms_end_ends_what_waits_for_its_connection(
     await guest.guests.stopped(OWNER.uuid, "the VM was destroyed")
     await asyncio.wait_for(session.gone.wait(), 5)
     holder.kill()
+    await guest.quiet(QUIET_SECONDS)
+
+
+async def test_what_a_guest_says_on_its_connection_costs_its_own_session(
+    guest: VsockGuest,
+) -> None:
+    holder, spared = await held(guest)
+    hostile = HostileGuest(guest.device)
+    writer = await hostile.open()
+    [hit] = [each for each in guest.lifecycle.served if each is not spared]
+    writer.write(b"\xff" * 4096)  # no StreamRecord
+    await asyncio.wait_for(hit.gone.wait(), QUIET_SECONDS)
+    assert await asyncio.to_thread(holder.work) == 0
+    writer.close()
+    holder.kill()
+    await guest.quiet(QUIET_SECONDS)
+
+
+async def test_connections_without_end_are_one_after_another_and_leave_nothing(
+    guest: VsockGuest,
+) -> None:
+    """A guest that proves its session again and again gets a relay each, and keeps none."""
+    hostile = HostileGuest(guest.device)
+    writers = [await hostile.open()]
+    [session] = guest.lifecycle.served
+    for epoch in (1, 2, 3, 4, 2**32 - 1, 5):
+        writers.append(await hostile.prove(epoch))
+    async with asyncio.timeout(30):
+        while not isinstance(session.way, StreamWay) or session.way.relays < 5:
+            await asyncio.sleep(0.05)
+    assert session.way.relays == 5, "the number that is too large got none"
+    for writer in writers:
+        writer.close()
+    await asyncio.wait_for(session.gone.wait(), QUIET_SECONDS)
     await guest.quiet(QUIET_SECONDS)
