@@ -54,6 +54,7 @@ def figure_routes(pool: Pool, rest: InnerRest, frame: Frame) -> APIRouter:
             "charts": CHARTS,
             "rows": [_row(step) for step in steps],
             "seconds": STEP_SECONDS,
+            "note": "",
             "trouble": "" if answer.ok else answer.why,
             "spans": {},
             "span": "",

@@ -25,6 +25,7 @@ from sluice.config.descriptors import allow_many
 from sluice.config.http_server import ConnectionLimits, GuardedServer
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.console.app import add_console
+from sluice.console.charts import Histories
 from sluice.controller import garbage
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
@@ -40,6 +41,7 @@ from sluice.controller.auth.people import PeopleBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
+from sluice.controller.history.prometheus import PrometheusHistory
 from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
 from sluice.controller.leadership.leader_only import (
     LeaderOnlyGrpc,
@@ -310,7 +312,9 @@ class Controller:
         )
         history = self._history(pool) if browsers is not None else None
         if browsers is not None:
-            add_console(app, grant_service, browsers, history, alerts, self._party)
+            prometheus = PrometheusHistory(console) if console.prometheus_url else None
+            histories = Histories(history, prometheus)
+            add_console(app, grant_service, browsers, histories, alerts, self._party)
         return LeaderState(
             grant_service,
             service,
