@@ -245,6 +245,9 @@ class AlertsSection(Section):
         description="the rules that are not looked at, with commas: node-lost, store-down, "
         "gpu-faulty, queue-stuck, project-at-quota",
     )
+    rules_file: Path | None = Field(
+        None, description="the file with rules of one's own beside them (empty: none)"
+    )
     node_seconds: float = Field(
         30.0, ge=0, description="for how many seconds a node has been lost before that fires"
     )

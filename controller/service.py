@@ -23,10 +23,12 @@ import grpc
 from sluice.config.controller import ControllerConfig, OpenStackSection
 from sluice.config.descriptors import allow_many
 from sluice.config.http_server import ConnectionLimits, GuardedServer
+from sluice.config.ini import ConfigError
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.console.app import add_console
 from sluice.console.charts import Histories
 from sluice.controller import garbage
+from sluice.controller.alerts.own_rules import NamedRule, OwnRules, read_own_rules
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
@@ -98,7 +100,7 @@ class SystemClock:
 
 
 class ListenError(Exception):
-    """A port cannot be opened; the message says which and what to do."""
+    """A port or a file that the settings name cannot be used; the message says what to do."""
 
 
 def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
@@ -122,6 +124,7 @@ class Controller:
             LeaderOnlyRest(self._leadership, meters.standing), meters.answered
         )
         self._keystone: KeystoneTokens | None = None
+        self._own_rules: list[NamedRule] = []
         self._party = RelyingParty(config.oidc) if config.oidc.issuer else None
         self.rest_port = 0
         self.grpc_port = 0
@@ -150,6 +153,10 @@ class Controller:
                 self._party.client_secret()
             except ProviderError as error:
                 raise ListenError(f"[oidc]: {error}") from None
+        try:
+            self._own_rules = read_own_rules(self._config.alerts.rules_file)
+        except ConfigError as error:
+            raise ListenError(f"[alerts] rules_file: {error}") from None
         most = ("grpc.max_allowed_incoming_connections", self._grpc_connections)
         self._grpc = grpc.aio.server(options=(*GRPC_OPTIONS, most))
         self._garbage = asyncio.create_task(garbage.tend())
@@ -297,7 +304,9 @@ class Controller:
             else None
         )
         section = self._config.alerts
-        alerts = AlertWatch(grant_service, section) if section.enabled else None
+        alerts = None
+        if section.enabled:
+            alerts = AlertWatch(grant_service, section, own=OwnRules(self._own_rules))
         app = build_app(
             grant_service,
             service,
