@@ -30,6 +30,7 @@ from sluice.console.session_figures import figure_routes
 from sluice.console.sign_in import TokenForm, sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
+from sluice.console.tokens import token_pages
 from sluice.console.usage import usage_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
 from sluice.controller.alerts.watch import AlertWatch
@@ -64,6 +65,7 @@ def add_console(
     console.include_router(chart_routes(pool, frame, histories or Histories()))
     console.include_router(usage_routes(grant_service, frame))
     console.include_router(figure_routes(pool, rest, frame))
+    console.include_router(token_pages(browsers, rest, frame))
     console.include_router(alert_routes(grant_service, frame, alerts))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))

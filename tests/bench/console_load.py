@@ -7,8 +7,10 @@ A real controller has a pool of that size in SQLite, its servers are back on str
 a connection that is open, until its first byte is there; a figure is the worst page's 99th
 percentile. What a browser loads the first time is the page and all that it names. Then a hundred
 consoles look at the pool, a process of this bench that follows their event streams, and grants are
-asked for anywhere in it as in grant_rates.py, with and without them in turn. An event is on the
-screen when the stream of a node's page has it; it is asked for at any phase of the time that lies
+asked for anywhere in it as in grant_rates.py, with and without them in turn: a figure is the median
+of the ratios of neighbours, of the rate and of the controller's CPU for a pair. The rate is the
+machine's as well as the controller's: where the controller waits for a core, which is printed, the
+second one says more. An event is on the screen when the stream of a node's page has it; it is asked for at any phase of the time that lies
 between two renderings. The machine has two cores for all of it: where it does other things too, the
 controller's CPU, printed beside, says more than time does.
 """
@@ -21,12 +23,13 @@ import multiprocessing
 import os
 import random
 import re
+import socket
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -45,10 +48,11 @@ NODES = 1000
 CONSOLES = 100
 TOKENS = 4  # a token has 50 pages open at most
 ROUNDS_OF_PAGES, IN_A_ROW = 10, 10
-ROUNDS = 5
+ROUNDS = 10
 LOAD_SECONDS = 6.0
 EVENTS = 20
 WAIT_SECONDS = 30.0
+LOOK_SECONDS = 0.2
 MOST_MS, MOST_KB, MOST_EVENT_SECONDS, LEAST_RATIO = 100, 300, 1, 0.9
 
 
@@ -97,30 +101,29 @@ class Console:
 
 
 def look(base: str, each: list[tuple[str, dict[str, str]]], ready: Any) -> None:
-    """A process with open consoles: reads all that comes, for ever."""
+    """A process with open consoles: takes in all that comes, for ever.
 
-    async def follow(address: str, cookies: dict[str, str], begun: asyncio.Event) -> None:
-        async with (
-            httpx.AsyncClient(base_url=base, cookies=cookies, timeout=600) as client,
-            client.stream("GET", address) as answer,
-        ):
-            assert answer.status_code == 200, answer.status_code
-            begun.set()
-            async for _ in answer.aiter_raw():
-                pass
-
-    async def everybody() -> None:
-        begun = [asyncio.Event() for _ in each]
-        tasks = [
-            asyncio.create_task(follow(address, cookies, event))
-            for (address, cookies), event in zip(each, begun, strict=True)
-        ]
-        for event in begun:
-            await event.wait()
-        ready.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(everybody())
+    People's browsers are not on the controller's machine, so here they are to cost as little as
+    they can: sockets that are emptied some times a second, and nothing is made of what is in them.
+    """
+    host, _, port = base.partition("//")[2].partition(":")
+    sockets, buffer = [], bytearray(1 << 20)
+    for address, cookies in each:
+        connected = socket.create_connection((host, int(port)), timeout=60)
+        cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        lines = f"GET {address} HTTP/1.1\r\nHost: {host}:{port}\r\nCookie: {cookie}\r\n\r\n"
+        connected.sendall(lines.encode())
+        first = connected.recv_into(buffer)
+        assert bytes(buffer[:first]).startswith(b"HTTP/1.1 200 "), bytes(buffer[:first])
+        connected.setblocking(False)
+        sockets.append(connected)
+    ready.set()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        for connected in sockets:
+            with contextlib.suppress(BlockingIOError):
+                while connected.recv_into(buffer) == len(buffer):
+                    pass
 
 
 class FullConsole:
@@ -234,38 +237,68 @@ def looked_at(full: FullConsole) -> Iterator[None]:
         process.join()
 
 
+class Slice(NamedTuple):
+    """What one stretch of the load came to."""
+
+    rate: float  # pairs a second
+    cpu: float  # s of the controller's, for a pair
+    waited: float  # share of the time in which the controller's first thread wanted a core
+
+
 def grant_figures(full: FullConsole) -> list[Figure]:
-    """Grants a second with and without open consoles, in turn."""
-    alone, watched = [], []
-    for _ in range(ROUNDS):
-        alone.append(grants(full))
-        with looked_at(full):
-            watched.append(grants(full))
-    ratios = [b[0] / a[0] for a, b in zip(alone, watched, strict=True)]
+    """Grants a second with and without open consoles, in turn, and what a pair costs.
+
+    The order is turned round each time, so that what grows or shrinks meanwhile favours neither.
+    """
+    alone: list[Slice] = []
+    watched: list[Slice] = []
+    for number in range(ROUNDS):
+        for is_watched in (False, True) if number % 2 == 0 else (True, False):
+            if is_watched:
+                with looked_at(full):
+                    watched.append(grants(full))
+            else:
+                alone.append(grants(full))
+    rates = [b.rate / a.rate for a, b in zip(alone, watched, strict=True)]
+    costs = [a.cpu / b.cpu for a, b in zip(alone, watched, strict=True)]
     for what, found in (("alone", alone), (f"with {CONSOLES} consoles", watched)):
         print(
-            f"grants a second {what}: {', '.join(f'{rate:,.0f}' for rate, _ in found)}; the "
-            f"controller's CPU {', '.join(f'{cpu * 1e6:,.0f}' for _, cpu in found)} us a pair",
+            f"{what}: grants a second {', '.join(f'{each.rate:,.0f}' for each in found)}; the "
+            f"controller's CPU {', '.join(f'{each.cpu * 1e6:,.0f}' for each in found)} us a pair; "
+            f"waiting for a core {', '.join(f'{each.waited:.0%}' for each in found)} of the time",
             file=sys.stderr,
         )
     print(f"load of the machine {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return [
         Figure(
-            "console_grants_ratio",
+            name,
             statistics.median(ratios),
             "ratio",
             limit=LEAST_RATIO,
             better="higher",
             spread=(min(ratios), max(ratios)),
         )
+        for name, ratios in (("console_grants_ratio", rates), ("console_cpu_ratio", costs))
     ]
 
 
-def grants(full: FullConsole) -> tuple[float, float]:
-    """Pairs a second, and what one takes of the controller's CPU, in seconds."""
-    before = cpu_seconds(full.several, 0)
+def grants(full: FullConsole) -> Slice:
+    """A stretch of the load."""
+    cpu, waited, begin = cpu_seconds(full.several, 0), waited_seconds(full), time.perf_counter()
     rate, _, _ = asyncio.run(load(full.several.grpc[0], full.nodes, LOAD_SECONDS))
-    return rate, (cpu_seconds(full.several, 0) - before) / (rate * (LOAD_SECONDS + WARM_SECONDS))
+    taken = time.perf_counter() - begin
+    return Slice(
+        rate,
+        (cpu_seconds(full.several, 0) - cpu) / (rate * (LOAD_SECONDS + WARM_SECONDS)),
+        (waited_seconds(full) - waited) / taken,
+    )
+
+
+def waited_seconds(full: FullConsole) -> float:
+    """How long the thread of the controller's event loop has waited for a core so far."""
+    process = full.several.processes[0]
+    assert process
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 async def event_seconds(full: FullConsole) -> list[float]:
