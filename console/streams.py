@@ -30,7 +30,6 @@ MOST_PARTS = 64  # of one screen
 MOST_STREAMS = 400
 MOST_OF_TOKEN = 50
 KEPT_FOR_OPERATORS = 40
-GATHER_SECONDS = 0.05  # what is rendered together is sent together; how often, parts.Kind says
 LOOK_SECONDS = 1.0  # whether it goes on
 KEEP_ALIVE_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 2000
@@ -73,11 +72,8 @@ async def _lines(
         elif time.monotonic() - last > KEEP_ALIVE_SECONDS:
             yield b": still here\n\n"
             last = time.monotonic()
-        if news:
-            await asyncio.sleep(GATHER_SECONDS)
-        else:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(subscription.news.wait(), LOOK_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(subscription.news.wait(), LOOK_SECONDS)
     if not is_signed_in():
         yield END  # else the browser asks again, perhaps another controller
 
