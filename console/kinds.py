@@ -33,7 +33,7 @@ from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import EventQuery
 
 MOST_EVENTS = 12
-MOST_GRANTS, MOST_SUBJECTS = 50, 200  # of a project, whose events its page has
+MOST_GRANTS, MOST_SUBJECTS = 25, 100  # of a project, whose events its page has
 MOST_SLICES = 100  # of a GPU, in its table
 MOST_SESSIONS = 50  # of a grant
 MOST_RESERVATIONS = 50  # of a project
@@ -169,10 +169,9 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
     async def project_events(_: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
         if not rights.sees_project(of["name"]):
             raise Hidden
-        newest = sorted(
-            pool.grants_live_of(of["name"]), key=lambda grant: grant.created, reverse=True
-        )[:MOST_GRANTS]
-        sessions = [s.id for grant in newest for s in pool.sessions_of(grant.id)]
+        ended = [g for g in pool.ended_grants() if (g.project or DEFAULT_PROJECT) == of["name"]]
+        newest = [*pool.grants_live_of(of["name"])[-MOST_GRANTS:], *ended[-MOST_GRANTS:]]
+        sessions = [s.id for grant in reversed(newest) for s in pool.sessions_of(grant.id)]
         subjects = (*(grant.id for grant in newest), *sessions[:MOST_SUBJECTS])
         if not subjects:
             return {"events": []}
@@ -208,7 +207,7 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
             apart=2.0,
             large=True,
         ),
-        "vms": Kind("parts/vms.html", vms, lambda _: ("vms",), every=3.0, large=True),
+        "vms": Kind("parts/vms.html", vms, lambda _: ("vms",), every=10.0, large=True),
         "events": Kind("parts/events.html", events, about("events", "subject")),
         "project-events": Kind(
             "parts/events.html", project_events, about("project", "name"), apart=3.0

@@ -61,7 +61,9 @@ class PrometheusHistory:
             if self._under_way >= MOST_AT_ONCE:
                 raise HistoryError("too many ask Prometheus; try again in a moment")
             self._under_way += 1
-            asked = self._asked[key] = now, asyncio.create_task(self._ask_once(name, span))
+            task = asyncio.create_task(self._ask_once(name, span))
+            task.add_done_callback(_looked_at)
+            asked = self._asked[key] = now, task
             self._asked.move_to_end(key)
             while len(self._asked) > MOST_KEPT:
                 self._asked.popitem(last=False)
@@ -105,7 +107,7 @@ class PrometheusHistory:
         section = self._section
         address = section.prometheus_url.rstrip("/") + "/api/v1/query_range"
         try:
-            headers = {}
+            headers = {"Accept-Encoding": "identity"}  # so that what comes is as long as it is
             if section.prometheus_token_file:
                 token = section.prometheus_token_file.read_text().strip()
                 headers["Authorization"] = f"Bearer {token}"
@@ -140,6 +142,12 @@ class PrometheusHistory:
             self._said = text
 
 
+def _looked_at(task: asyncio.Task[list[Point]]) -> None:
+    """Why it failed is said by whoever waited, who may have left."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _refusal(status: int) -> str:
     if status in (401, 403):
         return f"wants another token ([console] prometheus_token_file): it answered {status}"
@@ -153,7 +161,7 @@ def _refusal(status: int) -> str:
 async def _bounded(answer: httpx.Response) -> bytes:
     """The body; raises HistoryError where it is larger than any answer of a Prometheus is."""
     found = bytearray()
-    async for piece in answer.aiter_bytes():
+    async for piece in answer.aiter_raw():
         found += piece
         if len(found) > MOST_BYTES:
             raise HistoryError(f"Prometheus answers with more than {MOST_BYTES:,} bytes; {WHERE}")
