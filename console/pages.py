@@ -196,9 +196,10 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
         )
 
     @routes.get("/vms")
-    async def show_vms(request: Request, marker: Marker = None) -> Response:
+    async def show_vms(request: Request, marker: Marker = None, done: Text = "") -> Response:
         """VMs that ask for vGPUs or have a GPU whole."""
-        return await listed(request, "VMs", Name.of("vms", marker=marker))
+        name = Name.of("vms", marker=marker)
+        return await listed(request, "VMs", name, done=_done(done))
 
     @routes.get("/queue")
     async def show_queue(

@@ -103,7 +103,7 @@ def build_app(
         vgpu_routes(grant_service.pool),
         attachment_routes(grant_service, service),
         health_routes(grant_service, service),
-        vm_routes(grant_service.pool),
+        vm_routes(grant_service.pool, service),
         tcp_session_routes(grant_service, service, key_seconds),
         view_routes(grant_service, service),
     ]

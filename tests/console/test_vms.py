@@ -53,6 +53,34 @@ async def test_what_vms_ask_for_is_shown_with_its_reservation_and_trouble(place:
     assert (await tenant.client.get("/v1/vms", headers=headers)).status_code == 403
 
 
+async def test_what_a_vm_asks_for_is_changed_as_rest_says(place: Place) -> None:
+    place.node()
+    await report(
+        place,
+        Machine(VM, HOSTILE, "node-a", "vision", 1, 2000, 25, 3, Mode.AUTO),
+        Machine("sick", "sick", "node-a", problems=("no size",)),
+    )
+    operator = await place.signed_in("operator")
+    page = (await operator.get("/vms")).text
+    assert f"action=vm.request&amp;target={VM}" in page
+    assert "target=sick" not in page
+    assert "action=vm.request" not in (await (await place.signed_in("viewer")).get("/vms")).text
+    plan = await operator.get("/do", action="vm.request", target=VM)
+    assert "Now it asks for 1 vGPU(s) of 2000 MiB and 25 %, auto, priority 3." in plan.text
+    assert HOSTILE not in plan.text
+    form = await operator.form("vm.request", VM)
+    assert (form["count"], form["memory_mib"], form["mode"]) == ("1", "2000", "auto")
+    refused = await operator.post("/do", {**form, "count": "2"})
+    assert refused.status_code == 503, "its server is not connected here"
+    assert "start its sluice-server" in refused.text
+    wrong = await operator.post("/do", {**form, "compute_percent": "0"})
+    assert wrong.status_code == 422
+    await report(place, Machine(VM, HOSTILE, "node-a", "vision", 2, 2000, 25, 3, Mode.AUTO))
+    late = await operator.post("/do", {**form, "count": "3"})
+    assert late.status_code == 412
+    assert any("PATCH /v1/vms/" in line for line in await place.audit())
+
+
 async def test_many_vms_come_in_pages(place: Place) -> None:
     place.node()
     await report(place, *(Machine(f"u{n}", f"vm{n:03}", "node-a", "p", 1, 1) for n in range(60)))
