@@ -32,7 +32,7 @@ from sluice.controller.store.store import StoreError
 
 log = logging.getLogger("sluice.controller")
 
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.6
 SHARE_OF_TIME = 0.1
 ROUND_SECONDS = BEAT_SECONDS * SHARE_OF_TIME
 #: Parts of one screen that may be tens of kilobytes: each is kept once for all who look at it.
