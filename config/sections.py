@@ -51,6 +51,7 @@ def _web_address(value: str) -> str:
         or parts.username is not None
         or not value.isprintable()
         or " " in value
+        or parts.port == 0  # one that is no port at all raises ValueError
     ):
         raise ValueError("is no address; write https://HOST or https://HOST/PATH")
     return value

@@ -114,6 +114,7 @@ def chart_routes(pool: Pool, frame: Frame, histories: Histories) -> APIRouter:
             "seconds": _seconds(points, span),
             "trouble": "",
             "note": note,
+            "source": "Prometheus" if histories.prometheus and points and not note else "",
             "empty": NOTHING_YET,
         }
         whole = "hx-request" not in request.headers

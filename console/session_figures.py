@@ -90,6 +90,7 @@ def figure_routes(pool: Pool, rest: InnerRest, frame: Frame) -> APIRouter:
             "rows": [_row(step) for step in steps],
             "seconds": STEP_SECONDS,
             "note": note,
+            "source": "",
             "trouble": trouble,
             "spans": {},
             "span": "",

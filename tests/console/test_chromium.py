@@ -148,6 +148,11 @@ def test_an_operator_ends_one_session_and_moves_another_request_up(busy: Pool, m
     assert order == [second, first]
     assert not operator.unaccessible()
     assert not operator.is_too_wide()
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    for path in ("/queue", "/"):
+        operator.open(path)
+        expect(page.locator(".part-queue tbody tr")).to_have_count(2)
+        assert not operator.is_too_wide(), f"{path}, where something waits"
     for client in waiting:
         client.kill()
     wait_for(lambda: plane.rest.get("/queue").json()["total"] == 0)

@@ -191,6 +191,7 @@ async def test_values_come_to_their_steps_and_gaps_stay(asked: Place, answers: A
              if "data-time" in row]  # fmt: skip
     assert found == ["0.50", "–", "–", "1.00"]
     assert "These are the controller" not in page
+    assert "as a table, of Prometheus" in page
 
 
 async def test_those_who_look_at_the_same_share_one_question(
@@ -283,6 +284,10 @@ def test_a_real_prometheus_reads_every_expression_whatever_is_in_names(tmp_path:
         "prometheus_url = ftp://x",
         "prometheus_url = http://user:word@x",
         "prometheus_url = http://x?y",
+        "prometheus_url = http://x:99999",
+        "prometheus_url = http://x:y",
+        "prometheus_url = http://[::1",
+        "prometheus_url = //x",
         "prometheus_labels = 1x=y",
         "prometheus_labels = pool=",
         "prometheus_labels = a=1, a=2",
