@@ -241,6 +241,11 @@ def page_figures(full: FullConsole) -> list[Figure]:
     print(f"load of the machine {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return [
         Figure("console_page_p99_ms", max(worst.values()), "ms", limit=MOST_MS),
+        Figure(
+            "console_page_cpu_ms",
+            max(1e3 * computed[path] / len(taken[path]) for path in pages),
+            "ms",
+        ),
         Figure("console_page_kb", max(sizes.values()), "kB", limit=MOST_KB),
     ]
 
