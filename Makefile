@@ -161,12 +161,12 @@ format: build/.base ## ruff format and clang-format, in place
 	$(PY) -m ruff format .
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format -i
 
-build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
+build/.base: pyproject.toml dev/install_debian.sh dev/prometheus.sh
 	dev/install_debian.sh build
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) dev/install_requirements.py dev
 	$(PY) dev/python_layout.py
-	dev/promtool.sh build/tools
+	dev/prometheus.sh build/tools
 	@mkdir -p build && touch $@
 
 build/.rig: build/.base dev/vhost_device_vsock.sh

@@ -6,6 +6,7 @@ Called by sluice.controller's main; the object is handed to the controller's par
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,8 @@ from sluice.config.sections import (
     IpAddress,
     LogSection,
     Port,
+    WebAddress,
+    pairs,
     split_commas,
 )
 from sluice.resources.vgpu_request import Sharing
@@ -26,6 +29,19 @@ from sluice.resources.vgpu_request import Sharing
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
 
 Names = Annotated[list[str], BeforeValidator(split_commas)]
+
+
+def _labels(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = pairs(value, "names a label twice; give each one value")
+    for name, content in found.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or not content:
+            raise ValueError(f"{name or 'nothing'} with {content or 'nothing'} is no label")
+    return found
+
+
+Labels = Annotated[dict[str, str], BeforeValidator(_labels)]
 
 
 class ControllerSection(Section):
@@ -196,6 +212,25 @@ class ConsoleSection(Section):
     history_file: Path | None = Field(
         None, description="the file with them (empty: history.db beside [controller] store)"
     )
+    prometheus_url: WebAddress = Field(
+        "",
+        description="the Prometheus that scrapes this pool, such as http://prometheus:9090: charts "
+        "are of its figures (empty: of history_file's)",
+    )
+    prometheus_token_file: Path | None = Field(
+        None, description="the file with the bearer token for it (empty: none)"
+    )
+    prometheus_ca_file: Path | None = Field(
+        None, description="the CA of its certificate (empty: the machine's)"
+    )
+    prometheus_labels: Labels = Field(
+        default_factory=dict,
+        description="label=value, with commas, which its figures of this pool have and others not: "
+        "pool=berlin (empty: it scrapes one pool)",
+    )
+    prometheus_scrape_seconds: float = Field(
+        60.0, ge=1, le=600, description="how often it scrapes this pool, in seconds, {bounds}"
+    )
 
 
 AlertName = Literal["node-lost", "store-down", "gpu-faulty", "queue-stuck", "project-at-quota"]
@@ -209,6 +244,9 @@ class AlertsSection(Section):
         default_factory=list,
         description="the rules that are not looked at, with commas: node-lost, store-down, "
         "gpu-faulty, queue-stuck, project-at-quota",
+    )
+    rules_file: Path | None = Field(
+        None, description="the file with rules of one's own beside them (empty: none)"
     )
     node_seconds: float = Field(
         30.0, ge=0, description="for how many seconds a node has been lost before that fires"

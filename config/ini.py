@@ -10,12 +10,14 @@ right.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import annotated_types
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from sluice.guest_runtime.ini_lines import read_lines
 
@@ -59,6 +61,7 @@ def bounds_of(field: FieldInfo) -> str:
 
 
 Model = TypeVar("Model", bound=BaseModel)
+SectionModel = TypeVar("SectionModel", bound=Section)
 
 
 def read_config(path: Path | None, model: type[Model]) -> Model:
@@ -72,6 +75,24 @@ def read_config(path: Path | None, model: type[Model]) -> Model:
         return model.model_validate(by_field)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(path, model, error, by_field))) from None
+
+
+def read_named_sections(path: Path, model: type[SectionModel]) -> dict[str, SectionModel]:
+    """Returns a file's sections, whatever they are called, each as the same model, in order."""
+    found, lines = {}, []
+    for name, keys in _parse(path).items():
+        try:
+            found[name] = model.model_validate(keys)
+        except ValidationError as error:
+            lines += [
+                _explain_key(str(path), name, model, problem, keys)
+                if problem["loc"]
+                else f"{path}: [{name}]: {_plain(problem['msg'])}"
+                for problem in error.errors()
+            ]
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return found
 
 
 def _parse(path: Path) -> dict[str, dict[str, str]]:
@@ -129,26 +150,34 @@ def _explain(
                 where = f" (keys {keys})" if keys else ""
                 lines.append(f"{file}: [{name}]: {_plain(problem['msg'])}{where}")
             continue
-        section, key = place[0].replace("_", "-"), place[1]
-        found = sections.get(place[0], {}).get(key)
         section_model = model.model_fields[place[0]].annotation
         assert isinstance(section_model, type)
         assert issubclass(section_model, BaseModel)
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, section_model.model_fields, n=1)
-            fix = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"known keys: {', '.join(section_model.model_fields)}"
-            )
-            lines.append(f"{file}: [{section}] {key} = {found}: there is no such key; {fix}")
-            continue
-        field = section_model.model_fields.get(key)
-        wanted = field.description if field and field.description else _plain(problem["msg"])
-        lines.append(
-            f"{file}: [{section}] {key} = {found}: {_plain(problem['msg'])}; give {wanted}"
-        )
+        section = place[0].replace("_", "-")
+        within: ErrorDetails = {**problem, "loc": problem["loc"][1:]}
+        lines.append(_explain_key(file, section, section_model, within, sections.get(place[0], {})))
     return lines
+
+
+def _explain_key(
+    file: str,
+    section: str,
+    model: type[BaseModel],
+    problem: ErrorDetails,
+    keys: Mapping[str, str],
+) -> str:
+    """What is wrong with a key of a section, where `loc` begins with the key."""
+    key = str(problem["loc"][0])
+    found = keys.get(key)
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, model.model_fields, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(model.model_fields)}"
+        return f"{file}: [{section}] {key} = {found}: there is no such key; {fix}"
+    field = model.model_fields.get(key)
+    wanted = field.description if field and field.description else _plain(problem["msg"])
+    if problem["type"] == "missing":
+        return f"{file}: [{section}]: the key {key} is missing; give {wanted}"
+    return f"{file}: [{section}] {key} = {found}: {_plain(problem['msg'])}; give {wanted}"
 
 
 def _plain(message: str) -> str:

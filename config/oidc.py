@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from sluice.config.ini import Section
-from sluice.config.sections import pairs, split_commas
+from sluice.config.sections import WebAddress, pairs, split_commas
 from sluice.resources.vgpu_request import PROJECT
 
 
@@ -65,21 +65,6 @@ def _everybody(value: object) -> object:
     return tier, projects
 
 
-def _address(value: str) -> str:
-    parts = urlsplit(value)
-    if value and (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or parts.query
-        or parts.fragment
-        or parts.username is not None
-        or not value.isprintable()
-        or " " in value
-    ):
-        raise ValueError("is no address; write https://HOST or https://HOST/PATH")
-    return value
-
-
 def _issuer(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -87,8 +72,7 @@ def _issuer(value: str) -> str:
     return value
 
 
-Address = Annotated[str, Field(max_length=1000), AfterValidator(_address)]
-Issuer = Annotated[Address, AfterValidator(_issuer)]
+Issuer = Annotated[WebAddress, AfterValidator(_issuer)]
 
 
 class OidcSection(Section):
@@ -112,7 +96,7 @@ class OidcSection(Section):
         max_length=60,
         description="what the button to sign in says after `Sign in with`",
     )
-    address: Address = Field(
+    address: WebAddress = Field(
         "",
         description="the console's own address for browsers, such as https://gpus.example.org "
         "(empty: the one that the browser asked for)",

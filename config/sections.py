@@ -13,6 +13,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -37,6 +38,22 @@ def _host_and_port(value: str) -> str:
         or not 0 <= int(port) <= LAST_PORT
     ):
         raise ValueError("is not host:port")
+    return value
+
+
+def _web_address(value: str) -> str:
+    parts = urlsplit(value)
+    if value and (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or parts.username is not None
+        or not value.isprintable()
+        or " " in value
+        or parts.port == 0  # one that is no port at all raises ValueError
+    ):
+        raise ValueError("is no address; write https://HOST or https://HOST/PATH")
     return value
 
 
@@ -66,6 +83,8 @@ ANY_PORT = f"1 to {LAST_PORT} (0: any free one)"
 HostPort = Annotated[str, AfterValidator(_host_and_port)]
 HostPorts = Annotated[list[HostPort], BeforeValidator(split_commas)]
 IpAddress = Annotated[str, AfterValidator(_ip_address)]
+#: http:// or https://, a host, perhaps a port and a path; "" where there may be none.
+WebAddress = Annotated[str, Field(max_length=1000), AfterValidator(_web_address)]
 Port = Annotated[int, Field(ge=0, le=LAST_PORT)]
 Level = Annotated[LogLevel, BeforeValidator(_upper)]
 

@@ -17,6 +17,7 @@ from fastapi.responses import RedirectResponse
 
 from sluice.console import visit
 from sluice.console.actions import ACTIONS
+from sluice.console.actions_of_tokens import token_actions
 from sluice.console.frame import Frame
 from sluice.console.inner_rest import InnerRest, RestCall
 from sluice.console.parts import Hidden
@@ -34,9 +35,10 @@ def acting_routes(
 ) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
+    actions = {**ACTIONS, **token_actions(browsers)}
 
     def found(name: str) -> Action:
-        if (action := ACTIONS.get(name)) is None:
+        if (action := actions.get(name)) is None:
             raise Hidden
         return action
 
@@ -87,6 +89,10 @@ def acting_routes(
                 raise Refused(answer.status, answer.why)
             plan = chosen.plan(pool, target)
             return confirm(request, name, target, plan, answer.why, answer.status, fields)
+        if chosen.reveals:
+            made = answer.json()
+            secret = "" if answer.replayed else made.get("secret", "")
+            return frame.page(request, "made.html", {"made": made, "secret": secret})
         try:
             back = chosen.plan(pool, target).back
         except Hidden:  # what it was about is not remembered any more

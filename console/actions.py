@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from sluice.console.actions_of_reservations import RESERVATIONS
 from sluice.console.actions_of_suspension import SUSPENSION
+from sluice.console.actions_of_vms import VMS
 from sluice.console.inner_rest import RestCall
 from sluice.console.kinds import gpu_of
 from sluice.console.parts import Hidden
@@ -360,6 +361,22 @@ def _quota_body(fields: Mapping[str, str]) -> dict[str, object]:
     }
 
 
+def _remove_quota(pool: Pool, project: str) -> Plan:
+    quota = pool.quotas.limits.get(project)
+    return Plan(
+        title=f"Remove the quota of project {project}",
+        button="Remove the quota",
+        will=[
+            "It may then have as much as the pool has, and may not end work of lower priority.",
+            "What waits for its quota and fits is granted at once.",
+        ],
+        back=link("project", name=project),
+        generation=quota.generation if quota else None,
+        danger=True,
+        obsolete="" if quota else "It has none.",
+    )
+
+
 def _switch(to: str) -> Callable[[str, Mapping[str, str]], RestCall]:
     def call(target: str, fields: Mapping[str, str]) -> RestCall:
         body = {"to": to, "preempt": "preempt" in fields}
@@ -430,10 +447,15 @@ ACTIONS: dict[str, Action] = {
         "The quota is set.", operators, _set_quota,
         lambda project, fields: RestCall("PUT", ("quotas", project), body=_quota_body(fields)),
     ),
+    "quota.remove": Action(
+        "The quota is removed.", operators, _remove_quota,
+        lambda project, _: RestCall("DELETE", ("quotas", project)),
+    ),
     "person.sign-out": Action(
         "The person is signed out everywhere.", lambda rights, *_: rights.audits, _sign_out_person,
         lambda person, _: RestCall("DELETE", ("people", person, "sessions")),
     ),
     **RESERVATIONS,
     **SUSPENSION,
+    **VMS,
 }  # fmt: skip

@@ -6,6 +6,7 @@ Mounted by console.app. The history is the event log's (`alert.firing`, `alert.r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,14 +16,19 @@ from sluice.console.frame import Frame
 from sluice.console.parts import Hidden
 from sluice.console.rendering import link
 from sluice.controller.alerts.book import Alert
+from sluice.controller.alerts.rules import About
 from sluice.controller.alerts.watch import FIRING, AlertWatch
 from sluice.controller.grant_service import GrantService
 from sluice.controller.store.store import EventQuery
 
 ROWS = 50
-#: Which page an alert is about.
-PAGES = {"node-lost": ("node", "name"), "gpu-faulty": ("gpu", "id")}
-_OF_PROJECT = "project-at-quota"
+#: Which page an alert is about, and how it names it.
+PAGES = {
+    About.NODE: ("node", "name"),
+    About.GPU: ("gpu", "id"),
+    About.PROJECT: ("project", "name"),
+    About.QUEUE: ("queue", ""),
+}
 
 
 def alert_routes(grant_service: GrantService, frame: Frame, watch: AlertWatch | None) -> APIRouter:
@@ -39,10 +45,11 @@ def alert_routes(grant_service: GrantService, frame: Frame, watch: AlertWatch | 
         query = EventQuery(ROWS + 1, kind="alert.", before=before)
         found = await grant_service.store.find_events(query)
         shown = found[:ROWS]
+        about = {rule.name: rule.about for rule in watch.rules} if watch else {}
         values = {
             "is_on": watch is not None,
-            "active": [(each, _page(each)) for each in watch.active] if watch else [],
-            "rules": watch.rules if watch else [],
+            "active": [(each, _page(each, about)) for each in watch.active] if watch else [],
+            "rules": [(rule, watch.series_of(rule)) for rule in watch.rules] if watch else [],
             "trouble": watch.webhook.trouble if watch else "",
             "past": [(each.event, each.event.kind == FIRING) for each in shown],
             "next": shown[-1].number if len(found) > ROWS else None,
@@ -54,11 +61,9 @@ def alert_routes(grant_service: GrantService, frame: Frame, watch: AlertWatch | 
     return routes
 
 
-def _page(alert: Alert) -> str:
-    """Where to look."""
-    if alert.rule == _OF_PROJECT:
-        return link("project", name=alert.subject)
-    if alert.rule == "queue-stuck":
-        return link("queue")
-    page = PAGES.get(alert.rule)
-    return link(page[0], **{page[1]: alert.subject}) if page else ""
+def _page(alert: Alert, about: Mapping[str, About]) -> str:
+    """Where to look; empty: nowhere in particular."""
+    page, name = PAGES.get(about.get(alert.rule, About.POOL), ("", ""))
+    if name and not alert.subject:
+        return ""
+    return link(page, **({name: alert.subject} if name else {})) if page else ""

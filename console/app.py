@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from sluice.console.acting import acting_routes
 from sluice.console.alerts import alert_routes
 from sluice.console.board import Board
-from sluice.console.charts import chart_routes
+from sluice.console.charts import Histories, chart_routes
 from sluice.console.finding import finding_routes
 from sluice.console.frame import Frame, SafeHeaders
 from sluice.console.inner_rest import InnerRest
@@ -30,6 +30,7 @@ from sluice.console.session_figures import figure_routes
 from sluice.console.sign_in import TokenForm, sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
+from sluice.console.tokens import token_pages
 from sluice.console.usage import usage_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
 from sluice.controller.alerts.watch import AlertWatch
@@ -37,7 +38,6 @@ from sluice.controller.api.problems import Problem
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.auth.oidc import RelyingParty
 from sluice.controller.grant_service import GrantService
-from sluice.controller.history.keeper import HistoryKeeper
 from sluice.controller.store.store import StoreError
 
 
@@ -45,7 +45,7 @@ def add_console(
     app: FastAPI,
     grant_service: GrantService,
     browsers: BrowserSessions,
-    history: HistoryKeeper | None = None,
+    histories: Histories | None = None,
     alerts: AlertWatch | None = None,
     party: RelyingParty | None = None,
 ) -> Live:
@@ -62,9 +62,10 @@ def add_console(
         console.include_router(person_routes(browsers, party, form))
     console.include_router(page_routes(pool, rest, frame))
     console.include_router(finding_routes(pool, frame))
-    console.include_router(chart_routes(pool, frame, history))
+    console.include_router(chart_routes(pool, frame, histories or Histories()))
     console.include_router(usage_routes(grant_service, frame))
     console.include_router(figure_routes(pool, rest, frame))
+    console.include_router(token_pages(browsers, rest, frame))
     console.include_router(alert_routes(grant_service, frame, alerts))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))

@@ -21,6 +21,7 @@ from sluice.console.parts import Hidden
 from sluice.console.rights import Rights
 from sluice.controller.history.history_file import HistoryError
 from sluice.controller.history.keeper import HistoryKeeper
+from sluice.controller.history.prometheus import PrometheusHistory
 from sluice.controller.history.series import POOL, TIERS, Point, Span, Values
 from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
@@ -30,6 +31,10 @@ MOST_ROWS = 300
 NOTHING_YET = (
     "Nothing has been kept yet: the first figures are there after half a minute, those of longer "
     "spans when a minute or an hour is over."
+)
+NOTHING_THERE = (
+    "Prometheus has no figures of this in this time: does it scrape the controllers and servers, "
+    "and do [console] prometheus_labels fit"
 )
 SPANS = {Span.HOUR: "Last hour", Span.DAY: "Last day", Span.MONTH: "Last month"}
 
@@ -77,7 +82,15 @@ def _charts(columns: Sequence[Column]) -> list[Chart]:
     ]
 
 
-def chart_routes(pool: Pool, frame: Frame, history: HistoryKeeper | None) -> APIRouter:
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Where figures come from: Prometheus where there is one, else what this controller keeps."""
+
+    kept: HistoryKeeper | None = None
+    prometheus: PrometheusHistory | None = None
+
+
+def chart_routes(pool: Pool, frame: Frame, histories: Histories) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
 
@@ -90,7 +103,7 @@ def chart_routes(pool: Pool, frame: Frame, history: HistoryKeeper | None) -> API
         """Charts and a table; for htmx without a page around them."""
         _check(pool, visit.rights(request), of)
         columns = _columns(of)
-        points, trouble = await _read(history, of, span)
+        points, note = await _read(histories, of, span)
         values = {
             "of": of,
             "span": span,
@@ -99,7 +112,9 @@ def chart_routes(pool: Pool, frame: Frame, history: HistoryKeeper | None) -> API
             "charts": _charts(columns),
             "rows": [_row(point, columns) for point in points],
             "seconds": _seconds(points, span),
-            "trouble": trouble,
+            "trouble": "",
+            "note": note,
+            "source": "Prometheus" if histories.prometheus and points and not note else "",
             "empty": NOTHING_YET,
         }
         whole = "hx-request" not in request.headers
@@ -124,13 +139,26 @@ def _check(pool: Pool, rights: Rights, of: str) -> None:
         raise Hidden
 
 
-async def _read(history: HistoryKeeper | None, of: str, span: Span) -> tuple[list[Point], str]:
-    if history is None:
-        return [], "history is off: [console] history in controller.conf"
+async def _read(histories: Histories, of: str, span: Span) -> tuple[list[Point], str]:
+    """Points, and what is to be said of them.
+
+    Where Prometheus has none, they are the controller's own, and that is said.
+    """
+    note = ""
+    if histories.prometheus is not None:
+        try:
+            if points := await histories.prometheus.read(of, span):
+                return thinned(points, MOST_ROWS), ""
+            note = NOTHING_THERE
+        except HistoryError as error:
+            note = str(error)
+    if histories.kept is None:
+        return [], note or "history is off: [console] history in controller.conf"
     try:
-        return thinned(await history.read(of, span), MOST_ROWS), ""
+        points = thinned(await histories.kept.read(of, span), MOST_ROWS)
     except HistoryError as error:
-        return [], str(error)
+        return [], f"{note}; {error}" if note else str(error)
+    return points, f"{note}. These are the controller's own figures." if note and points else note
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from sluice.controller.api.access_middleware import FROM_CONSOLE
 from sluice.controller.auth.access import Caller
 
+REPLAYED = b"idempotency-replayed"
+
 Asgi = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
@@ -26,6 +28,7 @@ class Answer:
 
     status: int
     body: bytes
+    replayed: bool = False  # it is the answer to an earlier request with the same key
 
     @property
     def ok(self) -> bool:
@@ -92,7 +95,7 @@ class InnerRest:
             "server": ("localhost", 0),
             FROM_CONSOLE: caller,
         }
-        status, parts, sent = 500, [], False
+        status, parts, sent, replayed = 500, [], False, False
 
         async def receive() -> dict[str, Any]:
             nonlocal sent
@@ -102,11 +105,12 @@ class InnerRest:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, replayed
             if message["type"] == "http.response.start":
                 status = message["status"]
+                replayed = REPLAYED in dict(message.get("headers", ()))
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
         await self._app(scope, receive, send)
-        return Answer(status, b"".join(parts))
+        return Answer(status, b"".join(parts), replayed)

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from sluice.console.drawing import hue_of
-from sluice.console.lists import grants, nodes, queue, reservations, sessions
+from sluice.console.lists import grants, nodes, queue, reservations, sessions, vms
 from sluice.console.parts import Arguments, Hidden, Kind
 from sluice.console.rights import Rights
+from sluice.console.switch_steps import steps_of
 from sluice.console.views import gpu_card, limits_of
 from sluice.controller.api.schemas import grant_view, node_view, session_view
 from sluice.controller.grant_service import GrantService
@@ -32,6 +33,7 @@ from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import EventQuery
 
 MOST_EVENTS = 12
+MOST_GRANTS, MOST_SUBJECTS = 25, 100  # of a project, whose events its page has
 MOST_SLICES = 100  # of a GPU, in its table
 MOST_SESSIONS = 50  # of a grant
 MOST_RESERVATIONS = 50  # of a project
@@ -63,6 +65,8 @@ def _gpu(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
     return {
         "card": card,
         "switch": switch,
+        "steps": steps_of(switch, pool.attachments.get(gpu.key)) if switch else [],
+        "held": gpu.key in pool.attachments,
         "slices": card.slices[:MOST_SLICES],
         "more": max(0, len(card.slices) - MOST_SLICES),
         "reservations": pool.reservations_on(gpu.key),
@@ -162,6 +166,19 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
         found = await grant_service.store.find_events(query)
         return {"events": [each.event for each in found]}
 
+    async def project_events(_: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
+        if not rights.sees_project(of["name"]):
+            raise Hidden
+        ended = [g for g in pool.ended_grants() if (g.project or DEFAULT_PROJECT) == of["name"]]
+        newest = [*pool.grants_live_of(of["name"])[-MOST_GRANTS:], *ended[-MOST_GRANTS:]]
+        sessions = [s.id for grant in reversed(newest) for s in pool.sessions_of(grant.id)]
+        subjects = (*(grant.id for grant in newest), *sessions[:MOST_SUBJECTS])
+        if not subjects:
+            return {"events": []}
+        query = EventQuery(MOST_EVENTS, subjects, without_kind="audit.")
+        found = await grant_service.store.find_events(query)
+        return {"events": [each.event for each in found]}
+
     def of_pool(_: Arguments) -> tuple[str, ...]:
         return ("pool",)
 
@@ -190,7 +207,11 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
             apart=2.0,
             large=True,
         ),
+        "vms": Kind("parts/vms.html", vms, lambda _: ("vms",), every=10.0, large=True),
         "events": Kind("parts/events.html", events, about("events", "subject")),
+        "project-events": Kind(
+            "parts/events.html", project_events, about("project", "name"), apart=3.0
+        ),
     }
 
 

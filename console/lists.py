@@ -16,6 +16,7 @@ from sluice.console.rights import Rights
 from sluice.console.views import waiting
 from sluice.controller.api.pages import page, page_in_order
 from sluice.controller.api.schemas import node_view
+from sluice.controller.api.vm_routes import vm_view
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
     Gpu,
@@ -165,6 +166,22 @@ def reservations(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
     )
     shown, marker = page(wanted, lambda r: (r.created, r.id), ROWS, of.get("marker"))
     return {"reservations": shown, "next": marker, "of": of, "state": state}
+
+
+def vms(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
+    """VMs that ask for something, by name, and GPUs that VMs have whole."""
+    if not rights.sees_pool:
+        raise Hidden
+    shown, marker = page(
+        pool.machines.records.values(), lambda vm: (vm.name, vm.uuid), ROWS, of.get("marker")
+    )
+    held = sorted(pool.attachments.values(), key=lambda each: (each.node, each.uuid))
+    return {
+        "vms": [vm_view(machine) for machine in shown],
+        "next": marker,
+        "attachments": held[:ROWS],
+        "more": max(0, len(held) - ROWS),
+    }
 
 
 def queue(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:

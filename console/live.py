@@ -3,13 +3,15 @@
 
 Used by console.streams. A browser subscribes to the parts that are on its screen. A part that
 several look at with equal rights is one to be watched: it is rendered when the pool changed what it
-is about, some time apart (parts.Kind), and sent to each that has another version of it. A browser
-that does not read gets the newest version of each part when it does, and nothing in between.
+is about, some time apart (parts.Kind), and sent to each that has another version of it. That is
+done in beats: what one beat rendered is sent together, as each of a hundred streams that wakes
+costs as much as a part that is rendered. A browser that does not read gets the newest version of
+each part when it does, and nothing in between.
 
-It promises that it costs nothing while nobody looks, that a change is rendered within TICK_SECONDS
-unless its part was rendered less than `apart` before, and that rendering takes at most a tenth of
-the controller's time, a short while at once. Where there is more to be done, what the pool changed
-comes first and what only grows old last, and screens are later.
+It promises that it costs nothing while nobody looks, that a change is on its way within two beats
+unless its kind is rendered more seldom, and that rendering takes at most a tenth of the
+controller's time, a part at once. Where there is more to be done, what the pool changed comes first
+and what only grows old last, and screens are later.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from sluice.controller.store.store import StoreError
 
 log = logging.getLogger("sluice.controller")
 
-TICK_SECONDS = 0.1
+BEAT_SECONDS = 0.6
 SHARE_OF_TIME = 0.1
-ROUND_SECONDS = TICK_SECONDS * SHARE_OF_TIME
+ROUND_SECONDS = BEAT_SECONDS * SHARE_OF_TIME
 #: Parts of one screen that may be tens of kilobytes: each is kept once for all who look at it.
 MOST_LARGE = 6
 GONE = '<p class="gone">This is no longer here, or no longer for you. Reload the page.</p>'
@@ -53,12 +55,16 @@ class Subscription:
         self._versions[name] = digest
 
     def offer(self, rendered: Rendered) -> None:
-        """A part's newest version."""
+        """A part's newest version; tell() says that there is something."""
         if self._versions.get(rendered.name) == rendered.digest:
             self._pending.pop(rendered.name, None)
-            return
-        self._pending[rendered.name] = rendered
-        self.news.set()
+        else:
+            self._pending[rendered.name] = rendered
+
+    def tell(self) -> None:
+        """Wakes the stream where it has something to send."""
+        if self._pending:
+            self.news.set()
 
     def take(self) -> list[Rendered]:
         """What it is to be sent now."""
@@ -138,6 +144,7 @@ class Live:
             watched.subscriptions.add(subscription)
             if watched.last:
                 subscription.offer(watched.last)
+        subscription.tell()
         if self._task is None and self._watched:
             self._task = asyncio.create_task(self._render_for_ever())
         return subscription
@@ -163,11 +170,12 @@ class Live:
     async def _render_for_ever(self) -> None:
         while True:
             spent = await self.render_due()
-            await asyncio.sleep(max(TICK_SECONDS, spent / SHARE_OF_TIME - spent))
+            await asyncio.sleep(max(BEAT_SECONDS, spent / SHARE_OF_TIME - spent))
 
     async def render_due(self) -> float:
         """Renders what is due, for a short while; returns the seconds that it took."""
         spent, now = 0.0, self._now()
+        told: set[Subscription] = set()
         due = [watched for watched in self._watched.values() if watched.is_due(now)]
         for watched in sorted(due, key=lambda each: each.turn):
             if spent >= ROUND_SECONDS:
@@ -183,7 +191,10 @@ class Live:
                 watched.last = rendered
                 for subscription in watched.subscriptions:
                     subscription.offer(rendered)
+                told |= watched.subscriptions
             await asyncio.sleep(0)
+        for subscription in told:
+            subscription.tell()
         return spent
 
     async def _render(self, watched: _Watched) -> Rendered | None:

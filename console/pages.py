@@ -19,7 +19,7 @@ from sluice.console.inner_rest import InnerRest, RestCall
 from sluice.console.parts import Hidden, Name
 from sluice.console.rendering import link, printable
 from sluice.console.visit import Refused
-from sluice.controller.pool.model import DEFAULT_PROJECT, Gpu, SessionState
+from sluice.controller.pool.model import DEFAULT_PROJECT, Gpu, GrantState, SessionState
 from sluice.controller.pool.pool import Pool
 
 LOG_BYTES = 32 << 10
@@ -93,7 +93,12 @@ def _add_things(routes: APIRouter, pool: Pool, frame: Frame) -> None:
             "thing": Name.of(kind, id=subject),
             "events": Name.of("events", subject=subject),
         }
-        values = {"heading": heading, "subject": subject, "done": _done(done)}
+        values = {
+            "heading": heading,
+            "subject": subject,
+            "done": _done(done),
+            "lives": subject in pool.grants and pool.grants[subject].state is GrantState.LIVE,
+        }
         return await frame.live_page(request, "thing.html", parts, values)
 
     @routes.get("/gpu")
@@ -137,6 +142,7 @@ def _add_things(routes: APIRouter, pool: Pool, frame: Frame) -> None:
             "project": Name.of("project", name=name),
             "grants": Name.of("grants", project=name),
             "sessions": Name.of("sessions", project=name),
+            "events": Name.of("project-events", name=name),
         }
         values = {"name": name, "done": _done(done)}
         return await frame.live_page(request, "project.html", parts, values)
@@ -188,6 +194,12 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
         return await listed(
             request, "Reservations", name, states=state, done=_done(done), reserve=may
         )
+
+    @routes.get("/vms")
+    async def show_vms(request: Request, marker: Marker = None, done: Text = "") -> Response:
+        """VMs that ask for vGPUs or have a GPU whole."""
+        name = Name.of("vms", marker=marker)
+        return await listed(request, "VMs", name, done=_done(done))
 
     @routes.get("/queue")
     async def show_queue(

@@ -75,7 +75,7 @@ class Kind:
     values: Callable[[Pool, Rights, Arguments], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     about: Callable[[Arguments], tuple[str, ...]]
     every: float = 0.0
-    apart: float = 0.6  # with live.TICK_SECONDS and the way to the screen less than a second
+    apart: float = 0.4  # less than live.BEAT_SECONDS: at each beat, if the pool changed it
     large: bool = False
 
 

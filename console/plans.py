@@ -50,12 +50,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`done` is what the page says afterwards; plan() raises Hidden, call() Refused."""
+    """`done` is what the page says afterwards; plan() raises Hidden, call() Refused.
+
+    What `reveals` something answers with a page that has it, once, instead of going back.
+    """
 
     done: str
     may: Callable[[Rights, Pool, str], bool]
     plan: Callable[[Pool, str], Plan]
     call: Callable[[str, Mapping[str, str]], RestCall]
+    reveals: bool = False
 
 
 def operators(rights: Rights, _: Pool, __: str) -> bool:

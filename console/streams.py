@@ -8,7 +8,6 @@ elements that they replace. It ends when its session does, or when this controll
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
@@ -30,7 +29,6 @@ MOST_PARTS = 64  # of one screen
 MOST_STREAMS = 400
 MOST_OF_TOKEN = 50
 KEPT_FOR_OPERATORS = 40
-GATHER_SECONDS = 0.05  # what is rendered together is sent together; how often, parts.Kind says
 LOOK_SECONDS = 1.0  # whether it goes on
 KEEP_ALIVE_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 2000
@@ -61,25 +59,38 @@ def _event(name: Name, html: str) -> bytes:
 
 async def _lines(
     subscription: Subscription,
-    goes_on: Callable[[], Awaitable[bool]],
+    goes_on: Callable[[], bool],
+    is_gone: Callable[[], Awaitable[bool]],
     is_signed_in: Callable[[], bool],
 ) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
-    last = time.monotonic()
-    while await goes_on():
+    last = looked = time.monotonic()
+    while goes_on():
+        now = time.monotonic()
+        if now - looked > KEEP_ALIVE_SECONDS:
+            # who leaves is noticed by the response; this is for a server that does not tell it
+            if await is_gone():
+                return
+            looked = now
         if news := subscription.take():
             yield b"".join(_event(each.name, each.html) for each in news)
-            last = time.monotonic()
-        elif time.monotonic() - last > KEEP_ALIVE_SECONDS:
+            last = now
+        elif now - last > KEEP_ALIVE_SECONDS:
             yield b": still here\n\n"
-            last = time.monotonic()
-        if news:
-            await asyncio.sleep(GATHER_SECONDS)
-        else:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(subscription.news.wait(), LOOK_SECONDS)
+            last = now
+        await _something_new(subscription)
     if not is_signed_in():
         yield END  # else the browser asks again, perhaps another controller
+
+
+async def _something_new(subscription: Subscription) -> None:
+    """Until there is something to be sent, or it is to be looked whether the stream goes on."""
+    # of a hundred streams that wait, a task and an exception a second each would cost most
+    waking = asyncio.get_running_loop().call_later(LOOK_SECONDS, subscription.news.set)
+    try:
+        await subscription.news.wait()
+    finally:
+        waking.cancel()
 
 
 def stream_routes(grant_service: GrantService, browsers: BrowserSessions, live: Live) -> APIRouter:
@@ -103,10 +114,8 @@ def stream_routes(grant_service: GrantService, browsers: BrowserSessions, live: 
         def is_signed_in() -> bool:
             return browsers.caller(secret, caller.address) is not None
 
-        async def goes_on() -> bool:
-            if grant_service.stepped_down.is_set() or not is_signed_in():
-                return False
-            return not await request.is_disconnected()
+        def goes_on() -> bool:
+            return not grant_service.stepped_down.is_set() and is_signed_in()
 
         if streams.take(caller.owner, privileged=caller.is_operator):
             raise Refused(429, "too many pages are open; close some")
@@ -120,6 +129,8 @@ def stream_routes(grant_service: GrantService, browsers: BrowserSessions, live: 
             streams.give_back(caller.owner)
             live.unsubscribe(subscription)
 
-        return _Stream(_lines(subscription, goes_on, is_signed_in), give_back)
+        return _Stream(
+            _lines(subscription, goes_on, request.is_disconnected, is_signed_in), give_back
+        )
 
     return routes

@@ -23,9 +23,12 @@ import grpc
 from sluice.config.controller import ControllerConfig, OpenStackSection
 from sluice.config.descriptors import allow_many
 from sluice.config.http_server import ConnectionLimits, GuardedServer
+from sluice.config.ini import ConfigError
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.console.app import add_console
+from sluice.console.charts import Histories
 from sluice.controller import garbage
+from sluice.controller.alerts.own_rules import NamedRule, OwnRules, read_own_rules
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
@@ -40,6 +43,7 @@ from sluice.controller.auth.people import PeopleBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
+from sluice.controller.history.prometheus import PrometheusHistory
 from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
 from sluice.controller.leadership.leader_only import (
     LeaderOnlyGrpc,
@@ -96,7 +100,7 @@ class SystemClock:
 
 
 class ListenError(Exception):
-    """A port cannot be opened; the message says which and what to do."""
+    """A port or a file that the settings name cannot be used; the message says what to do."""
 
 
 def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
@@ -120,6 +124,7 @@ class Controller:
             LeaderOnlyRest(self._leadership, meters.standing), meters.answered
         )
         self._keystone: KeystoneTokens | None = None
+        self._own_rules: list[NamedRule] = []
         self._party = RelyingParty(config.oidc) if config.oidc.issuer else None
         self.rest_port = 0
         self.grpc_port = 0
@@ -148,6 +153,10 @@ class Controller:
                 self._party.client_secret()
             except ProviderError as error:
                 raise ListenError(f"[oidc]: {error}") from None
+        try:
+            self._own_rules = read_own_rules(self._config.alerts.rules_file)
+        except ConfigError as error:
+            raise ListenError(f"[alerts] rules_file: {error}") from None
         most = ("grpc.max_allowed_incoming_connections", self._grpc_connections)
         self._grpc = grpc.aio.server(options=(*GRPC_OPTIONS, most))
         self._garbage = asyncio.create_task(garbage.tend())
@@ -295,7 +304,9 @@ class Controller:
             else None
         )
         section = self._config.alerts
-        alerts = AlertWatch(grant_service, section) if section.enabled else None
+        alerts = None
+        if section.enabled:
+            alerts = AlertWatch(grant_service, section, own=OwnRules(self._own_rules))
         app = build_app(
             grant_service,
             service,
@@ -310,7 +321,9 @@ class Controller:
         )
         history = self._history(pool) if browsers is not None else None
         if browsers is not None:
-            add_console(app, grant_service, browsers, history, alerts, self._party)
+            prometheus = PrometheusHistory(console) if console.prometheus_url else None
+            histories = Histories(history, prometheus)
+            add_console(app, grant_service, browsers, histories, alerts, self._party)
         return LeaderState(
             grant_service,
             service,

@@ -122,6 +122,16 @@ def attach(
     return outcome
 
 
+def request_of(domain: libvirt.virDomain) -> DomainRequest:
+    """What a domain asks for; raises HypervisorError where it asks for nothing."""
+    documents = (live_document(domain), persistent_document(domain))
+    found = next((d.request for d in documents if d is not None and d.request), None)
+    if found is None:
+        name = domain.name()
+        raise HypervisorError(f"{name} asks for nothing yet: `sluice vm attach {name}`")
+    return found
+
+
 def detach(
     domain: libvirt.virDomain,
     files: RegionFiles,

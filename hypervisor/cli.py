@@ -35,8 +35,6 @@ from sluice.hypervisor.libvirt_host import (
     connected,
     default_uri,
     find_domain,
-    live_document,
-    persistent_document,
 )
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import DomainRequest, read_mode
@@ -118,10 +116,7 @@ def resize(
     changes = {field: value for field, value in wanted.items() if value is not None}
 
     def work(name: str, found: libvirt.virDomain, files: RegionFiles) -> None:
-        documents = (live_document(found), persistent_document(found))
-        request = next((d.request for d in documents if d is not None and d.request), None)
-        if request is None:
-            raise HypervisorError(f"{name} asks for nothing yet: `sluice vm attach {name}`")
+        request = channel_devices.request_of(found)
         if not changes:
             raise HypervisorError("nothing to change: name --memory-mib, --compute or another")
         _attach(

@@ -38,6 +38,7 @@ from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.gpus.view_figures import ViewFigures
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
+from sluice.server.guests.requests import GuestRequests
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.listeners.unix_socket import UnixListener, local_places
@@ -267,6 +268,7 @@ class Server:
                 gpus=self._gpus,
                 native=self._native,
                 machines=self._machines,
+                requests=GuestRequests(self._config),
                 sharing=self._sharing,
                 data_port=self._data_port,
                 advertised=advertised,

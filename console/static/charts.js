@@ -54,6 +54,7 @@
     const options = {
       width: Math.max(LEAST_WIDTH, figure.clientWidth),
       height: HEIGHT,
+      padding: [null, 26, null, null], // half of the label of a point at the end
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 7 } },
       scales: { y: { range: (_, low, high) => [0, Math.max(most, high || 0) * 1.05 || 1] } },

@@ -33,25 +33,42 @@ class Severity(StrEnum):
     INFO = "info"
 
 
+class About(StrEnum):
+    """What the subjects of a rule's alerts are."""
+
+    POOL = "pool"  # of the pool as a whole, or of something that has no page
+    NODE = "node"
+    GPU = "gpu"
+    PROJECT = "project"
+    QUEUE = "queue"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`held` is for how many seconds it has to be so before it fires."""
+    """`held` is for how many seconds it has to be so before it fires; `says` is when, in words."""
 
     name: str
     severity: Severity
     held: float
     find: Callable[[GrantService], Iterator[Found]]
+    about: About = About.POOL
+    says: str = ""
+    own: bool = False  # an operator's, of [alerts] rules_file
 
 
 def rules(section: AlertsSection) -> list[Rule]:
     """Those that are on."""
     every = [
-        Rule("node-lost", Severity.PAGE, section.node_seconds, _lost_nodes),
-        Rule("store-down", Severity.PAGE, section.store_seconds, _store_down),
-        Rule("gpu-faulty", Severity.WARNING, 0.0, _faulty_gpus),
-        Rule("queue-stuck", Severity.WARNING, 0.0, lambda s: _stuck(s, section.queue_seconds)),
-        Rule("project-at-quota", Severity.INFO, section.quota_seconds, _at_quota),
-    ]
+        Rule("node-lost", Severity.PAGE, section.node_seconds, _lost_nodes, About.NODE,
+             "a node is lost"),
+        Rule("store-down", Severity.PAGE, section.store_seconds, _store_down,
+             says="the store takes nothing"),
+        Rule("gpu-faulty", Severity.WARNING, 0.0, _faulty_gpus, About.GPU, "a GPU is at fault"),
+        Rule("queue-stuck", Severity.WARNING, 0.0, lambda s: _stuck(s, section.queue_seconds),
+             About.QUEUE, f"a request has waited for {section.queue_seconds:g} seconds"),
+        Rule("project-at-quota", Severity.INFO, section.quota_seconds, _at_quota, About.PROJECT,
+             "a project holds all that it may"),
+    ]  # fmt: skip
     return [rule for rule in every if rule.name not in section.off]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from sluice.config.controller import AlertsSection
 from sluice.controller.alerts.book import Alert, AlertBook
+from sluice.controller.alerts.own_rules import OwnRules
 from sluice.controller.alerts.rules import Rule, Severity, found_by, rules
 from sluice.controller.alerts.webhook import Webhook, sending
 from sluice.controller.grant_service import GrantService
@@ -40,12 +41,14 @@ class AlertWatch:
         section: AlertsSection,
         wall: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        own: OwnRules | None = None,
     ) -> None:
         self._service = grant_service
         self._wall = wall
         self._pause = pause
         self._book = AlertBook()
-        self.rules: list[Rule] = rules(section)
+        self._own = own or OwnRules()
+        self.rules: list[Rule] = [*rules(section), *self._own.rules]
         self.webhook = Webhook(section)
 
     @property
@@ -56,6 +59,13 @@ class AlertWatch:
             self._book.active.values(),
             key=lambda alert: (urgency.index(alert.severity), -alert.since, alert.key),
         )
+
+    def series_of(self, rule: Rule) -> int | None:
+        """How many series a rule of one's own looked at last; None: it is one of the default set.
+
+        0 for long means that its labels fit nothing.
+        """
+        return self._own.series_of(rule.name) if rule.own else None
 
     async def run(self) -> None:
         """Until it is cancelled, or this controller leads no more."""
@@ -91,6 +101,7 @@ class AlertWatch:
 
     async def look(self) -> None:
         """Once: what fires from now on, and what is over."""
+        self._own.read(self._service)
         found = {
             (rule.name, subject): text
             for rule in self.rules

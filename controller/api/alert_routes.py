@@ -24,11 +24,26 @@ class AlertView(BaseModel):
     since: Time
 
 
+class RuleView(BaseModel):
+    """A rule that is on."""
+
+    name: str
+    severity: str = Field(description="page, warning or info")
+    seconds: float = Field(description="for how long it has to be so before it fires")
+    says: str = Field(description="when it fires, in words")
+    own: bool = Field(description="whether it is one of [alerts] rules_file")
+    series: int | None = Field(
+        description="how many series one of rules_file looked at last: 0 for long means that its "
+        "labels fit nothing; null: it is one of the default set"
+    )
+
+
 class AlertList(BaseModel):
     """What fires, the most urgent first."""
 
     alerts: list[AlertView]
     rules: list[str] = Field(description="the rules that are on")
+    definitions: list[RuleView] = Field(description="the same, with what they say")
     webhook_trouble: str = Field(description="why the webhook was not told; empty: it was, or none")
 
 
@@ -51,6 +66,17 @@ def alert_routes(watch: AlertWatch) -> APIRouter:
                 for alert in watch.active
             ],
             rules=[rule.name for rule in watch.rules],
+            definitions=[
+                RuleView(
+                    name=rule.name,
+                    severity=rule.severity.value,
+                    seconds=rule.held,
+                    says=rule.says,
+                    own=rule.own,
+                    series=watch.series_of(rule),
+                )
+                for rule in watch.rules
+            ],
             webhook_trouble=watch.webhook.trouble,
         )
 

@@ -48,6 +48,7 @@ from sluice.controller.api.usage_routes import usage_routes
 from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.api.view_routes import view_routes
+from sluice.controller.api.vm_routes import vm_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.keystone import KeystoneTokens
@@ -102,6 +103,7 @@ def build_app(
         vgpu_routes(grant_service.pool),
         attachment_routes(grant_service, service),
         health_routes(grant_service, service),
+        vm_routes(grant_service.pool, service),
         tcp_session_routes(grant_service, service, key_seconds),
         view_routes(grant_service, service),
     ]

@@ -107,8 +107,9 @@ def quota_routes(grant_service: GrantService) -> APIRouter:
         return _quota_view(pool, project)
 
     @routes.delete("/quotas/{project}", tags=["quotas"], responses=CHANGE_PROBLEMS)
-    async def remove_quota(project: Name, _: Operator) -> QuotaView:
+    async def remove_quota(project: Name, _: Operator, if_match: IfMatch = None) -> QuotaView:
         """The project may hold whatever there is."""
+        check_generation(if_match, "quota", project, _quota_view(pool, project).generation)
         await carried_out(grant_service, lambda: pool.limits.remove_quota(project))
         return _quota_view(pool, project)
 

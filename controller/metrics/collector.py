@@ -92,6 +92,12 @@ FAMILIES = (
         ("project",),
     ),
     Family(
+        "sluice_project_busy_seconds_total",
+        "counter",
+        "GPU time that a project's sessions used since this controller leads.",
+        ("project",),
+    ),
+    Family(
         "sluice_project_quota_vgpus",
         "gauge",
         "The most vGPUs that a project may hold; absent without such a quota.",
@@ -124,8 +130,10 @@ FAMILIES = (
 class PoolFigures:
     """Reads the pool of one grant service."""
 
-    def __init__(self, grant_service: GrantService) -> None:
+    def __init__(self, grant_service: GrantService, most_projects: int = MOST_PROJECTS) -> None:
+        """Projects beyond so many are summed up as OTHER_PROJECTS."""
         self._grant_service = grant_service
+        self._most_projects = most_projects
         self._shown: dict[str, None] = {}  # projects with series of their own
 
     def collector(self) -> FamilyCollector:
@@ -203,18 +211,22 @@ class PoolFigures:
         there = set(projects)
         # whoever has series keeps them, so that they are not cut when another passes it
         self._shown = {name: None for name in self._shown if name in there}
-        others, hidden = Held(), False
+        pool = self._grant_service.pool
+        others, used_by_others, hidden = Held(), 0.0, False
         for name in projects:
-            if name not in self._shown and len(self._shown) >= MOST_PROJECTS:
+            if name not in self._shown and len(self._shown) >= self._most_projects:
                 others, hidden = others.plus(quotas.held(name)), True
+                used_by_others += pool.used_of_project(name)
                 continue
             self._shown[name] = None
             _add_size(samples, "sluice_project", _size(quotas.held(name)), name)
+            samples.add("sluice_project_busy_seconds_total", pool.used_of_project(name), name)
             if limit := quotas.limits.get(name):
                 most = Size(limit.vgpus, limit.memory_mib, limit.compute_percent)
                 _add_size(samples, "sluice_project_quota", most, name, zeros=False)
         if hidden:
             _add_size(samples, "sluice_project", _size(others), OTHER_PROJECTS)
+            samples.add("sluice_project_busy_seconds_total", used_by_others, OTHER_PROJECTS)
 
 
 def _size(held: Held) -> Size:

@@ -128,6 +128,10 @@ class PoolView:
         tally = self._ledger.vgpu_times.tally = UsedTally()
         return tally
 
+    def used_of_project(self, project: str) -> float:
+        """Seconds of GPUs' time that a project used since this controller began."""
+        return self._ledger.vgpu_times.used_of_project.get(project, 0.0)
+
     # reservations and projects
 
     def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:

@@ -188,6 +188,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         link.hands_over = inventory.hands_over
         link.ends_sessions = inventory.ends_sessions
         link.tells_views = inventory.tells_views
+        link.changes_requests = inventory.changes_requests
         self.links[name] = link
         self._grant_service.links[name] = link
         link.orders.put_nowait(

@@ -60,9 +60,20 @@ GPU = CallKind("gpu_order", "gpu_order_taken")
 END_SESSION = CallKind("end_session", "session_end_taken")
 READ_FIGURES = CallKind("read_figures", "session_figures")
 READ_VIEW = CallKind("read_view", "node_view")
+CHANGE_REQUEST = CallKind("change_request", "request_changed")
 ANSWERS = {
     kind.answer: kind
-    for kind in (ASSIGN, RESIZE, READ_LOG, NATIVE, GPU, END_SESSION, READ_FIGURES, READ_VIEW)
+    for kind in (
+        ASSIGN,
+        RESIZE,
+        READ_LOG,
+        NATIVE,
+        GPU,
+        END_SESSION,
+        READ_FIGURES,
+        READ_VIEW,
+        CHANGE_REQUEST,
+    )
 }
 
 
@@ -82,6 +93,7 @@ class ServerLink:
         self.hands_over = False  # an older server does not
         self.ends_sessions = False  # nor this, nor does it tell a session's figures
         self.tells_views = False
+        self.changes_requests = False
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         # no call of an earlier stream is answered on this one by mistake
         self._ids = itertools.count(secrets.randbits(62))
@@ -176,6 +188,19 @@ class ServerLink:
         """
         done: rpc.NativeDone = await self._answer_to(NATIVE, order, timeout)
         return done
+
+    async def change_request(self, asked: rpc.ChangeRequest, timeout: float) -> Sequence[str]:
+        """Has the server change what a VM asks for; notes for the operator.
+
+        Raises OrderRefused, ServerSilent.
+        """
+        if not self.changes_requests:
+            raise OrderRefused(
+                "its sluice-server serves no VMs, or is of an older release: change the request on "
+                "its host (sluice vm resize)"
+            )
+        notes: Sequence[str] = (await self._call(CHANGE_REQUEST, asked, timeout)).notes
+        return notes
 
     async def order_gpu(self, uuid: str, *, clear: bool, timeout: float) -> None:
         """Has the server clear a GPU's fault, or check it. Raises OrderRefused, ServerSilent."""

@@ -20,6 +20,7 @@ from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
 from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
+from sluice.server.guests.requests import GuestRequests
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log
@@ -39,6 +40,7 @@ class NodeParts:
     gpus: HostGpus
     native: NativeGpus
     machines: GuestMachines
+    requests: GuestRequests
     sharing: GpuSharing
     data_port: DataPort
     advertised: str  # the address that TCP clients are told
@@ -72,6 +74,7 @@ class NodeSide:
             suspensions=parts.lifecycle.suspensions.messages(),
             ends_sessions=True,
             tells_views=True,
+            changes_requests=self._parts.requests.can,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[
@@ -154,6 +157,10 @@ class NodeSide:
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Gives a whole GPU up, to a VM, or back."""
         return await self._parts.native.carry_out(order)
+
+    async def change_request(self, order: rpc.ChangeRequest) -> rpc.RequestChanged:
+        """Changes what a VM of this host asks for."""
+        return await self._parts.requests.change(order)
 
     def report_holdings(self) -> None:
         """Reports what VMs ask for, what they and vGPUs have of this host's GPUs, when known."""

@@ -77,6 +77,10 @@ class ServerSide(Protocol):
         """Gives a whole GPU up, to a VM, or back."""
         ...
 
+    async def change_request(self, order: rpc.ChangeRequest) -> rpc.RequestChanged:
+        """Changes what a VM of this host asks for."""
+        ...
+
     def report_holdings(self) -> None:
         """Reports what VMs have of this host's GPUs, as soon as that is known."""
         ...
@@ -161,6 +165,10 @@ class Orders:
                 self._hand_overs.put_nowait(handover)
             case "native":
                 self._in_background(self._native(order.native))
+            case "change_request":
+                change = rpc.ChangeRequest()
+                change.CopyFrom(order.change_request)
+                self._in_background(self._change_request(change))
             case "read_log":
                 self._read_log(order.read_log)
             case "gpu_order":
@@ -222,6 +230,9 @@ class Orders:
         done = await self._side.native_order(order)
         self._report(rpc.NodeReport(native_done=done))
         self._side.report_holdings()
+
+    async def _change_request(self, order: rpc.ChangeRequest) -> None:
+        self._report(rpc.NodeReport(request_changed=await self._side.change_request(order)))
 
     def _read_log(self, order: rpc.ReadLog) -> None:
         answer = rpc.LogText(call=order.call)

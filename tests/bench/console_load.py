@@ -6,11 +6,13 @@ A real controller has a pool of that size in SQLite, its servers are back on str
 (processes of this bench), and people have signed in by token. Every page is asked for in turn, over
 a connection that is open, until its first byte is there; a figure is the worst page's 99th
 percentile. What a browser loads the first time is the page and all that it names. Then a hundred
-consoles look at the pool, a process of this bench that follows their event streams, and grants are
-asked for anywhere in it as in grant_rates.py, with and without them in turn. An event is on the
-screen when the stream of a node's page has it; it is asked for at any phase of the time that lies
-between two renderings. The machine has two cores for all of it: where it does other things too, the
-controller's CPU, printed beside, says more than time does.
+consoles look at the pool, a process of this bench that takes in their event streams, and grants are
+asked for anywhere in it as in grant_rates.py, with and without them in turn: a figure is the median
+of the ratios of neighbours, of the rate and of the controller's CPU for a pair. The rate is the
+machine's as well as the controller's: where the controller waits for a core, which is printed, the
+second one says more. An event is on the screen when the stream of a node's page has it; it is asked
+for at any phase of the time that lies between two renderings. The machine has two cores for all of
+it: where it does other things too, the controller's CPU, printed beside, says more than time does.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import multiprocessing
 import os
 import random
 import re
+import socket
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -38,17 +41,19 @@ from control_plane import wait_for  # noqa: E402
 from controllers import Controllers  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402
 from full_pool import filled, inventories, store_in_sqlite  # noqa: E402
-from grant_rates import WARM_SECONDS, cpu_seconds, load, percentile, scratch  # noqa: E402
+from grant_rates import cpu_seconds, load, percentile, scratch  # noqa: E402
 from restart import SERVER_PROCESSES, servers  # noqa: E402
 
 NODES = 1000
 CONSOLES = 100
 TOKENS = 4  # a token has 50 pages open at most
 ROUNDS_OF_PAGES, IN_A_ROW = 10, 10
-ROUNDS = 5
-LOAD_SECONDS = 6.0
+ROUNDS = 60
+SETTLE_SECONDS, STRETCH_SECONDS = 0.7, 2.0
+LEAST_PAIRS = 500
 EVENTS = 20
 WAIT_SECONDS = 30.0
+LOOK_SECONDS = 0.2
 MOST_MS, MOST_KB, MOST_EVENT_SECONDS, LEAST_RATIO = 100, 300, 1, 0.9
 
 
@@ -96,31 +101,40 @@ class Console:
         return dict(self.client.cookies)
 
 
-def look(base: str, each: list[tuple[str, dict[str, str]]], ready: Any) -> None:
-    """A process with open consoles: reads all that comes, for ever."""
+def look(base: str, each: list[tuple[str, dict[str, str]]], wanted: Any, ready: Any) -> None:
+    """A process with open consoles while they are wanted: takes in all that comes.
 
-    async def follow(address: str, cookies: dict[str, str], begun: asyncio.Event) -> None:
-        async with (
-            httpx.AsyncClient(base_url=base, cookies=cookies, timeout=600) as client,
-            client.stream("GET", address) as answer,
-        ):
-            assert answer.status_code == 200, answer.status_code
-            begun.set()
-            async for _ in answer.aiter_raw():
-                pass
-
-    async def everybody() -> None:
-        begun = [asyncio.Event() for _ in each]
-        tasks = [
-            asyncio.create_task(follow(address, cookies, event))
-            for (address, cookies), event in zip(each, begun, strict=True)
-        ]
-        for event in begun:
-            await event.wait()
+    People's browsers are not on the controller's machine, so here they are to cost as little as
+    they can: sockets that are emptied some times a second, and nothing is made of what is in them.
+    """
+    host, _, port = base.partition("//")[2].partition(":")
+    buffer = bytearray(1 << 20)
+    while wanted.wait():
+        sockets = []
+        for address, cookies in each:
+            connected = socket.create_connection((host, int(port)), timeout=60)
+            cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+            head = f"GET {address} HTTP/1.1\r\nHost: {host}:{port}\r\nCookie: {cookie}\r\n\r\n"
+            connected.sendall(head.encode())
+            first = connected.recv_into(buffer)
+            assert bytes(buffer[:first]).startswith(b"HTTP/1.1 200 "), bytes(buffer[:first])
+            connected.setblocking(False)
+            sockets.append(connected)
         ready.set()
-        await asyncio.gather(*tasks)
+        while wanted.is_set():
+            time.sleep(LOOK_SECONDS)
+            for connected in sockets:
+                with contextlib.suppress(BlockingIOError):
+                    while connected.recv_into(buffer) == len(buffer):
+                        pass
+        for connected in sockets:
+            connected.close()
+        ready.clear()
 
-    asyncio.run(everybody())
+
+def ask(target: str, nodes: list[str], pairs: Any) -> None:
+    """A process that asks for grants and gives them back for ever, and counts the pairs."""
+    asyncio.run(load(target, nodes, seconds=3600, count=pairs))
 
 
 class FullConsole:
@@ -175,8 +189,25 @@ class FullConsole:
         gpu = self.rest.get("/gpus", params={"limit": 1}).json()["gpus"][0]["id"]
         session = grant["sessions"][0]
         return [
-            *("/", "/nodes", "/projects", "/grants", "/sessions", "/reservations", "/queue"),
-            *("/usage", "/usage?by=person", "/alerts", "/audit", "/people", "/history?of=pool"),
+            *(
+                "/",
+                "/nodes",
+                "/projects",
+                "/grants",
+                "/sessions",
+                "/reservations",
+                "/queue",
+                "/vms",
+            ),
+            *(
+                "/usage",
+                "/usage?by=person",
+                "/alerts",
+                "/audit",
+                "/people",
+                "/tokens",
+                "/history?of=pool",
+            ),
             f"/node?name={grant['node']}",
             f"/gpu?id={quote(gpu)}",
             f"/grant?id={grant['id']}",
@@ -210,62 +241,141 @@ def page_figures(full: FullConsole) -> list[Figure]:
     print(f"load of the machine {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return [
         Figure("console_page_p99_ms", max(worst.values()), "ms", limit=MOST_MS),
+        Figure(
+            "console_page_cpu_ms",
+            max(1e3 * computed[path] / len(taken[path]) for path in pages),
+            "ms",
+        ),
         Figure("console_page_kb", max(sizes.values()), "kB", limit=MOST_KB),
     ]
 
 
-@contextlib.contextmanager
-def looked_at(full: FullConsole) -> Iterator[None]:
-    """While so many consoles look at the pool."""
-    each = [
-        (person.stream_of("/"), person.cookies)
-        for person in (full.people[n % TOKENS] for n in range(CONSOLES))
-    ]
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    process = context.Process(target=look, args=(full.base, each, ready), daemon=True)
-    process.start()
-    try:
-        if not ready.wait(WAIT_SECONDS):
+class Consoles:
+    """A hundred of them, opened and closed at once."""
+
+    def __init__(self, full: FullConsole) -> None:
+        each = [
+            (person.stream_of("/"), person.cookies)
+            for person in (full.people[n % TOKENS] for n in range(CONSOLES))
+        ]
+        context = multiprocessing.get_context("spawn")
+        self._wanted, self._ready = context.Event(), context.Event()
+        self._process = context.Process(
+            target=look, args=(full.base, each, self._wanted, self._ready), daemon=True
+        )
+        self._process.start()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """They look while the block runs."""
+        self._wanted.set()
+        if not self._ready.wait(WAIT_SECONDS):
             raise SystemExit("the consoles do not open")
-        yield
-    finally:
-        process.kill()
-        process.join()
+        try:
+            yield
+        finally:
+            self._wanted.clear()
+            wait_for(lambda: not self._ready.is_set())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+class Slice(NamedTuple):
+    """What one stretch of the load came to."""
+
+    rate: float  # pairs a second
+    cpu: float  # s of the controller's, for a pair
+    waited: float  # share of the time in which the controller's first thread wanted a core
 
 
 def grant_figures(full: FullConsole) -> list[Figure]:
-    """Grants a second with and without open consoles, in turn."""
-    alone, watched = [], []
-    for _ in range(ROUNDS):
-        alone.append(grants(full))
-        with looked_at(full):
-            watched.append(grants(full))
-    ratios = [b[0] / a[0] for a, b in zip(alone, watched, strict=True)]
+    """Grants a second with and without open consoles, in turn, and what a pair costs.
+
+    The load goes on all the time. Stretches are short and many, as whatever else runs on the
+    machine comes and goes; the order is turned round each time, so that what grows or shrinks
+    favours neither.
+    """
+    context = multiprocessing.get_context("spawn")
+    pairs = context.Value("Q", 0)
+    asking = context.Process(
+        target=ask, args=(full.several.grpc[0], full.nodes, pairs), daemon=True
+    )
+    asking.start()
+    consoles = Consoles(full)
+    alone: list[Slice] = []
+    watched: list[Slice] = []
+    try:
+        wait_for(lambda: pairs.value > LEAST_PAIRS)
+        for number in range(ROUNDS):
+            for is_watched in (False, True) if number % 2 == 0 else (True, False):
+                with consoles.open() if is_watched else contextlib.nullcontext():
+                    (watched if is_watched else alone).append(stretch(full, pairs))
+    finally:
+        consoles.close()
+        asking.kill()
+    rates = [b.rate / a.rate for a, b in zip(alone, watched, strict=True)]
+    costs = [a.cpu / b.cpu for a, b in zip(alone, watched, strict=True)]
     for what, found in (("alone", alone), (f"with {CONSOLES} consoles", watched)):
+        rate, cpu, waited = (statistics.median(each) for each in zip(*found, strict=True))
         print(
-            f"grants a second {what}: {', '.join(f'{rate:,.0f}' for rate, _ in found)}; the "
-            f"controller's CPU {', '.join(f'{cpu * 1e6:,.0f}' for _, cpu in found)} us a pair",
+            f"{what}: {rate:,.0f} grants a second; {cpu * 1e6:,.0f} us of the controller's CPU a "
+            f"pair; waiting for a core {waited:.0%} of the time",
             file=sys.stderr,
         )
-    print(f"load of the machine {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    print(
+        f"ratios of rates {said(rates)}; of CPU {said(costs)}; load of the machine "
+        f"{os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
+    )
     return [
         Figure(
-            "console_grants_ratio",
+            name,
             statistics.median(ratios),
             "ratio",
             limit=LEAST_RATIO,
             better="higher",
-            spread=(min(ratios), max(ratios)),
+            spread=quartiles(ratios),
+            rounds=ROUNDS,
         )
+        for name, ratios in (("console_grants_ratio", rates), ("console_cpu_ratio", costs))
     ]
 
 
-def grants(full: FullConsole) -> tuple[float, float]:
-    """Pairs a second, and what one takes of the controller's CPU, in seconds."""
-    before = cpu_seconds(full.several, 0)
-    rate, _, _ = asyncio.run(load(full.several.grpc[0], full.nodes, LOAD_SECONDS))
-    return rate, (cpu_seconds(full.several, 0) - before) / (rate * (LOAD_SECONDS + WARM_SECONDS))
+def quartiles(values: list[float]) -> tuple[float, float]:
+    """Between which the middle half lies."""
+    first, _, third = statistics.quantiles(values, n=4)
+    return first, third
+
+
+def said(values: list[float]) -> str:
+    """The median, the middle half, and how sure the median is."""
+    first, third = quartiles(values)
+    sure = 1.25 * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.median(values):.3f} ({first:.3f} to {third:.3f}) ± {sure:.3f}"
+
+
+def stretch(full: FullConsole, pairs: Any) -> Slice:
+    """A stretch of the load, a moment after consoles were opened or closed."""
+    time.sleep(SETTLE_SECONDS)
+    before = pairs.value, *used_seconds(full), time.perf_counter()
+    time.sleep(STRETCH_SECONDS)
+    after = pairs.value, *used_seconds(full), time.perf_counter()
+    count, cpu, waited, taken = (b - a for a, b in zip(before, after, strict=True))
+    return Slice(count / taken, cpu / max(1, count), waited / taken)
+
+
+def used_seconds(full: FullConsole) -> tuple[float, float]:
+    """The CPU of the controller so far, and how long its event loop's thread waited for a core."""
+    process = full.several.processes[0]
+    assert process
+    threads = [
+        [int(word) / 1e9 for word in (each / "schedstat").read_text().split()[:2]]
+        for each in Path(f"/proc/{process.pid}/task").iterdir()
+    ]
+    first = (Path("/proc") / str(process.pid) / "schedstat").read_text().split()
+    return sum(ran for ran, _ in threads), int(first[1]) / 1e9
 
 
 async def event_seconds(full: FullConsole) -> list[float]:
@@ -304,9 +414,13 @@ async def _events(answer: httpx.Response) -> AsyncIterator[str]:
 
 
 def event_figures(full: FullConsole) -> list[Figure]:
-    """A change on the screen, alone and beside a hundred consoles."""
-    with looked_at(full):
-        taken = asyncio.run(event_seconds(full))
+    """A change on the screen beside a hundred consoles."""
+    consoles = Consoles(full)
+    try:
+        with consoles.open():
+            taken = asyncio.run(event_seconds(full))
+    finally:
+        consoles.close()
     print(f"events: median {statistics.median(taken):.2f} s, worst {max(taken):.2f}",
           file=sys.stderr)  # fmt: skip
     return [Figure("console_event_s", max(taken), "s", limit=MOST_EVENT_SECONDS)]

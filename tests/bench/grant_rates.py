@@ -104,12 +104,13 @@ async def registered(stub: Any, node: str) -> Any:
 
 
 async def load(
-    target: str, nodes: Sequence[str] = (), seconds: float = SECONDS
+    target: str, nodes: Sequence[str] = (), seconds: float = SECONDS, count: Any = None
 ) -> tuple[float, list[float], list[float]]:
     """Pairs a second, and what each grant and each release took, in ms.
 
     With `nodes`, which are registered already, the pool is theirs and a grant may go anywhere;
-    without, each caller asks for a GPU of its own node, which is made for it.
+    without, each caller asks for a GPU of its own node, which is made for it. Where a load goes on
+    while somebody looks, `count` is a shared number of the pairs so far, and nothing else is kept.
     """
     grants: list[float] = []
     releases: list[float] = []
@@ -121,11 +122,11 @@ async def load(
         until = counts_from + seconds
 
         async def caller(number: int) -> None:
-            count = 0
+            asked = 0
             while (begin := time.perf_counter()) < until:
-                count += 1
+                asked += 1
                 request = rpc.GrantRequest(
-                    request_id=f"{os.getpid():x}-{number}-{count}", node=names[number % len(names)],
+                    request_id=f"{os.getpid():x}-{number}-{asked}", node=names[number % len(names)],
                     vgpu_count=1, memory_mib=1024, compute_percent=5, wait_seconds=-1,
                     local_only=not nodes, channel="shm", host="bench", program="bench",
                 )  # fmt: skip
@@ -134,7 +135,9 @@ async def load(
                 given = time.perf_counter()
                 assert granted.grant_id, answer
                 await stub.ReleaseGrant(rpc.GrantRelease(grant_id=granted.grant_id, reason="done"))
-                if begin >= counts_from:
+                if count is not None:
+                    count.value += 1
+                elif begin >= counts_from:
                     grants.append((given - begin) * 1e3)
                     releases.append((time.perf_counter() - given) * 1e3)
 

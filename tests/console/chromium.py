@@ -30,6 +30,22 @@ AXE = Path(__file__).resolve().parents[2] / "build" / "console" / "axe.min.js"
 WIDE, NARROW = (1280, 900), (360, 740)
 GPUS = 5
 SERIOUS = ("serious", "critical")
+#: Of an operator, one that fires and one that looks at nothing.
+RULES = """
+[few-nodes]
+    metric = sluice_pool_nodes
+    labels = state=up
+    comparison = <
+    threshold = 3
+    severity = info
+    text = fewer than three nodes are up
+[no-such-project]
+    metric = sluice_project_vgpus
+    labels = project=nobody
+    comparison = >
+    threshold = 1
+    text = nobody holds something
+"""
 
 
 def launched(playwright: Playwright) -> Browser:
@@ -44,6 +60,8 @@ class Pool:
         """`oidc` makes the section of the console's own address."""
         token_file = folder / "node.token"
         port = free_port()
+        rules = folder / "alerts.conf"
+        rules.write_text(RULES)
         self.plane = ControlPlane(
             folder,
             fake=True,
@@ -52,6 +70,7 @@ class Pool:
             token_file=token_file,
             environment={"SLUICE_FAKE_WORKER_GPUS": str(GPUS)},
             rest_port=port,
+            alerts={"rules_file": rules},
             oidc=oidc(f"http://127.0.0.1:{port}") if oidc else None,
         )
         self.plane.start_controller()

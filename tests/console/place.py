@@ -15,9 +15,10 @@ from urllib.parse import urlencode
 
 import httpx
 
-from sluice.config.controller import AlertsSection, AuthSection
+from sluice.config.controller import AlertsSection, AuthSection, ConsoleSection
 from sluice.config.oidc import OidcSection
 from sluice.console.app import add_console
+from sluice.console.charts import Histories
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.app import build_app
 from sluice.controller.auth.access import Access
@@ -28,6 +29,7 @@ from sluice.controller.auth.people import PeopleBook
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.grant_service import GrantService
 from sluice.controller.history.keeper import HistoryKeeper
+from sluice.controller.history.prometheus import PrometheusHistory
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.model import Gpu, Node
 from sluice.controller.pool.pool import Pool
@@ -48,7 +50,13 @@ TOKENS = (
 class Place:
     """One controller's."""
 
-    def __init__(self, folder: Path, oidc: OidcSection | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        oidc: OidcSection | None = None,
+        console: ConsoleSection | None = None,
+    ) -> None:
+        self.console = console or ConsoleSection()
         self.folder = folder
         self.oidc = oidc or OidcSection()
         self.store = SqliteStore(folder / "store.db")
@@ -75,9 +83,11 @@ class Place:
             self.grants, service, 60, self.access, browsers=browsers, alerts=self.alerts
         )
         self.history = HistoryKeeper(self.pool, self.folder / "history.db")
+        prometheus = PrometheusHistory(self.console) if self.console.prometheus_url else None
+        histories = Histories(self.history, prometheus)
         if browsers is not None:
             self.live = add_console(
-                self.app, self.grants, browsers, self.history, self.alerts, self.party
+                self.app, self.grants, browsers, histories, self.alerts, self.party
             )
         if not self.tokens.tokens:
             for name, role, project in TOKENS:

@@ -83,6 +83,9 @@ def pages(busy: Pool) -> list[str]:
         "/sessions?state=all",
         "/reservations?state=all",
         "/queue",
+        "/vms",
+        "/people",
+        "/tokens",
         "/audit",
         "/history?of=pool",
         "/usage",
@@ -95,6 +98,8 @@ def pages(busy: Pool) -> list[str]:
         f"/reservation?id={reservation}",
         f"/do?action=grant.end&target={grant['id']}",
         "/do?action=reservation.create",
+        "/do?action=token.make",
+        f"/do?action=gpu.drain&target={gpu}",
         "/nowhere",
     ]
 
@@ -143,6 +148,11 @@ def test_an_operator_ends_one_session_and_moves_another_request_up(busy: Pool, m
     assert order == [second, first]
     assert not operator.unaccessible()
     assert not operator.is_too_wide()
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    for path in ("/queue", "/"):
+        operator.open(path)
+        expect(page.locator(".part-queue tbody tr")).to_have_count(2)
+        assert not operator.is_too_wide(), f"{path}, where something waits"
     for client in waiting:
         client.kill()
     wait_for(lambda: plane.rest.get("/queue").json()["total"] == 0)
@@ -190,6 +200,68 @@ def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> No
     wait_for(is_fetched, seconds=120)
     assert not viewer.unaccessible()
     assert not viewer.is_too_wide()
+
+
+def test_an_admin_makes_a_token_that_is_shown_once_and_revokes_it(
+    busy: Pool, meet: Meet, chromium: Browser
+) -> None:
+    admin = meet("admin")
+    page = admin.open("/tokens")
+    page.get_by_role("link", name="Make a token…").click()
+    page.get_by_label("Role").select_option("viewer")
+    page.get_by_label("Whose it is, or what for").fill("screen in the hall")
+    page.get_by_label("Good for how many days").fill("30")
+    page.get_by_role("button", name="Make the token").click()
+    secret = page.locator(".secret").inner_text().strip()
+    assert secret.startswith("sluice_")
+    assert not admin.unaccessible()
+    assert not admin.is_too_wide()
+    page.reload()  # which sends the form again
+    expect(page.get_by_role("alert")).to_contain_text("This form was sent before")
+    assert secret not in page.content()
+    page.get_by_role("link", name="To the tokens").click()
+    row = page.get_by_role("row").filter(has_text="screen in the hall")
+    expect(row).to_have_count(1)
+    hall = Person(chromium, busy.plane.url, NARROW, dark=True)
+    hall.sign_in(secret)
+    hall.until_live()
+    row.get_by_role("link", name="Revoke token").click()
+    expect(page.locator("main")).to_contain_text("1 session of browsers")
+    page.get_by_role("button", name="Revoke the token").click()
+    expect(page.locator(".note.good")).to_have_text("The token is revoked.")
+    expect(page.get_by_role("row").filter(has_text="screen in the hall")).to_have_count(0)
+    expect(hall.page.locator("#liveness")).to_contain_text("you are signed out")
+    assert not hall.wrong
+    hall.close()
+
+
+def test_a_gpus_way_out_of_the_pool_is_seen_step_by_step(busy: Pool, meet: Meet) -> None:
+    operator, viewer = meet("operator"), meet("viewer")
+    gpu = next(g for g in busy.plane.rest.get("/gpus").json()["gpus"] if g["granted_percent"])
+    watched = viewer.open(f"/gpu?id={quote(gpu['id'])}")
+    viewer.until_live()
+    expect(watched.locator(".steps")).to_have_count(0)
+    operator.act("gpu.drain", quote(gpu["id"]))
+    now = watched.locator('.steps [aria-current="step"]')
+    expect(now).to_contain_text("What is on it ends")
+    expect(now).to_contain_text("waits for")
+    assert not viewer.unaccessible()
+    assert not viewer.is_too_wide()
+    operator.act("gpu.return", quote(gpu["id"]))
+    expect(watched.locator(".steps")).to_have_count(0)
+
+
+def test_a_rule_of_ones_own_fires_on_the_page(busy: Pool, meet: Meet) -> None:
+    viewer = meet("viewer")
+    page = viewer.open("/alerts")
+    firing = page.get_by_role("row").filter(
+        has_text="fewer than three nodes are up: 1, which is < 3"
+    )
+    expect(firing.first).to_be_visible(timeout=60_000)
+    rules = page.get_by_role("row").filter(has_text="rules_file")
+    expect(rules).to_have_count(2)
+    expect(rules.last).to_contain_text("No figure has these labels now.")
+    assert not viewer.unaccessible()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -86,7 +86,7 @@ async def test_a_part_is_rendered_so_often_at_most(
     await watching.render_due()
     for change in range(20):
         await drain(place, drained=change % 2 == 0)
-        clock.seconds += 0.025
+        clock.seconds += 0.015
         await watching.render_due()
     assert board.rendered == 1
     clock.seconds += 0.2
@@ -271,3 +271,27 @@ async def test_what_changed_comes_before_what_grew_old(
         await watching.render_due()
     assert order.index("node") < order.index("gpu-card")
     assert len(set(order)) == 4
+
+
+async def test_a_stream_is_woken_once_for_all_that_a_beat_rendered(
+    place: Place, live: tuple[Live, Board, FakeTime]
+) -> None:
+    watching, board, clock = live
+    names = [NODE, Name.of("gpu-card", id="node-a:node-a-gpu0"), Name.of("nodes")]
+    subscription = watching.subscribe(OPERATOR, dict.fromkeys(names, ""))
+    woken: list[int] = []
+    render = board.render
+
+    async def noticing(name: Name, rights: Rights) -> Any:
+        woken.append(subscription.news.is_set())
+        return await render(name, rights)
+
+    board.render = noticing  # type: ignore[method-assign]
+    await watching.render_due()
+    assert woken == [False] * 3
+    assert subscription.news.is_set()
+    assert len(subscription.take()) == 3
+    assert not subscription.news.is_set()
+    clock.seconds += 60
+    await watching.render_due()
+    assert not subscription.news.is_set(), "nothing is another than it was"

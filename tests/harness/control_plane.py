@@ -122,6 +122,7 @@ class ControlPlane:
         openstack: dict[str, Any] | None = None,
         alerts: dict[str, Any] | None = None,
         oidc: dict[str, Any] | None = None,
+        console: dict[str, Any] | None = None,
         rest_port: int = 0,
         environment: dict[str, str] | None = None,
         patience: float = 1,
@@ -161,6 +162,7 @@ class ControlPlane:
             openstack=openstack or {},
             **({"alerts": alerts} if alerts else {}),
             **({"oidc": oidc} if oidc else {}),
+            **({"console": console} if console else {}),
         )
         self._write(
             "server.conf",

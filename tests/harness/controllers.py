@@ -331,6 +331,10 @@ class SimulatedServer:
         """There is no VM here."""
         return rpc.NativeDone(call=order.call, error="a simulated server has no VMs")
 
+    async def change_request(self, order: rpc.ChangeRequest) -> rpc.RequestChanged:
+        """There is no VM here."""
+        return rpc.RequestChanged(call=order.call, error="a simulated server has no VMs")
+
     def report_holdings(self) -> None:
         """None, and no libvirt that would say so."""
 

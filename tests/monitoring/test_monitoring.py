@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dashboard, alert rules and docs name metrics and labels that exist, and promtool accepts them.
 
-Skipped where there is no promtool (dev/promtool.sh takes it out of Debian's package).
+Skipped where there is no promtool (dev/prometheus.sh takes it out of Debian's package).
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sluice.controller.pool.grants.used_tally import UsedTally
-from sluice.controller.pool.model import Grant
+from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
+
+#: Of which sums are kept; the oldest makes room.
+MOST_PROJECTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class VgpuTimes:
         self._count = count
         #: Where history is kept, what it is made of.
         self.tally: UsedTally | None = None
+        #: GPU-seconds of each project since this controller began, for its metrics.
+        self.used_of_project: dict[str, float] = {}
         self._of_grant: dict[str, dict[int, VgpuTime]] = {}
 
     def of(self, grant_id: str, number: int) -> VgpuTime | None:
@@ -81,6 +86,7 @@ class VgpuTimes:
             waited = self._waited(time, report)
         if used or waited:
             self._count(grant, used, waited)
+            self._sum_up(grant.project or DEFAULT_PROJECT, used)
             if used and self.tally is not None:
                 self.tally.add(grant, report.number, used)
 
@@ -96,6 +102,11 @@ class VgpuTimes:
         more = max(0.0, report.waited - before.waited)
         time.waited += more
         return more
+
+    def _sum_up(self, project: str, used: float) -> None:
+        if project not in self.used_of_project and len(self.used_of_project) >= MOST_PROJECTS:
+            del self.used_of_project[next(iter(self.used_of_project))]
+        self.used_of_project[project] = self.used_of_project.get(project, 0.0) + used
 
     def forget(self, grant_id: str) -> None:
         """The grant has ended."""
