@@ -142,6 +142,13 @@ class KubernetesRig:
             check=True,
         )
 
+    def restart(self, component: str) -> None:
+        """Kills one component, and returns when it runs again; it may have done nothing yet."""
+        place = RUN / f"{component}.nspid"
+        before = place.read_text()
+        self.end(component, signal.SIGKILL)
+        self.wait(f"a new {component}", lambda: place.read_text() not in ("", before), 30)
+
     def stop(self, component: str) -> None:
         """Ends one component until `go_on`."""
         (RUN / f"{component}.stopped").touch()
