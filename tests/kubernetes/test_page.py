@@ -78,10 +78,9 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
         "paths.run": str(untold.folder / "run"),
         "paths.cdi": str(rig.cdi),
     }
+    ca = "/etc/kubernetes/sluice-extender-ca.crt"
     page = Walkthrough(PAGE, "Without DRA: from nothing to a CUDA program in a pod")
-    commands = {
-        command.split()[0]: command for block in page.blocks for command in block.commands
-    }
+    commands = {command.split()[0]: command for block in page.blocks for command in block.commands}
     instead = {
         commands["openssl"]: Instead(
             "the API server of the rig reaches the extender at an address, not at its Service",
@@ -92,16 +91,22 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
             "its own",
             commands["helm"] + "".join(f" --set {key}={value}" for key, value in own.items()),
         ),
+        commands["install"]: Instead(
+            "the scheduler of the rig has a folder of its own",
+            commands["install"].replace(ca, f"{rig.run}/extender-ca.crt"),
+        ),
         commands["sed"]: Instead(
-            "the scheduler of the rig reaches the extender at its node's address",
-            commands["sed"].replace("$(cat extender.address)", "127.0.0.1:9443"),
+            "it reaches the extender at its node's address",
+            commands["sed"]
+            .replace("$(cat extender.address)", "127.0.0.1:9443")
+            .replace('sed "', f'sed "s#{ca}#{rig.run}/extender-ca.crt#; '),
         ),
         commands["systemctl"]: Instead(
             "the rig has no systemd", lambda: rig.restart("kube-scheduler") or ""
         ),
     }
     scheduler = rig.run / "scheduler.yaml"
-    before = scheduler.read_text()
+    scheduler.write_text(scheduler.read_text().partition("extenders:")[0])
     try:
         given = {**values(untold), "SCHEDULER": str(scheduler)}
         page.follow({"pool": run, "cluster": run, "scheduler": run}, given, instead)
@@ -109,8 +114,7 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
         [vgpu] = grant["vgpus"]
         assert (vgpu["memory_mib"], vgpu["compute_percent"]) == (512, 10)
     finally:
-        scheduler.write_text(before)
-        rig.restart("kube-scheduler")
+        rig.extend_scheduler()
         rig.kubectl("delete", "pod", "--all", "--timeout=120s")
         run("helm uninstall sluice --wait --timeout 120s", {})
 

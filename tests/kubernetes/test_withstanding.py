@@ -27,6 +27,7 @@ from tests.kubernetes.work import (
     working,
 )
 from tests.rigs.kubernetes.rig import NODE
+from tests.rigs.kubernetes.second_node import second_node
 
 pytestmark = pytest.mark.kubernetes
 
@@ -121,7 +122,8 @@ def test_a_node_that_is_gone_keeps_nothing_and_is_cleaned_when_it_is_back(
     cluster.plane.stop("server", signal.SIGKILL)
     off = "node.kubernetes.io/out-of-service"
     try:
-        wait_for(lambda: is_leaving(cluster, first), 120, cluster.state)
+        with second_node(cluster.rig):
+            wait_for(lambda: is_leaving(cluster, first), 120, cluster.state)
         assert cluster.parts_of_reservation() == [part]  # it may be there still
         cluster.rig.kubectl("taint", node, f"{off}=shut-down:NoExecute")
         # the cluster has given the claim up, and so has the pool, though nobody is there to say so

@@ -64,7 +64,8 @@ start kube-controller-manager kube-controller-manager --node-monitor-grace-perio
   --bind-address 127.0.0.1 --secure-port "$KCM_PORT" --root-ca-file "$PKI/ca.crt" --cert-dir "$RUN/kcm" \
   --service-account-private-key-file "$PKI/sa.key" --use-service-account-credentials --kube-api-qps 1000 \
   --kube-api-burst 1000 --flex-volume-plugin-dir "$RUN/volume-plugins" --profiling=false $gates
-start kube-scheduler kube-scheduler --config "$RUN/scheduler.yaml" --bind-address 127.0.0.1 --secure-port "$SCHED_PORT" \
+# As docs/kubernetes.md has it for clusters without DRA.
+start kube-scheduler kube-scheduler --pod-max-in-unschedulable-pods-duration 15s --config "$RUN/scheduler.yaml" --bind-address 127.0.0.1 --secure-port "$SCHED_PORT" \
   --cert-dir "$RUN/sched" $gates
 # The kubelet ends itself while the API server does not know its node: it comes when both its peers answer.
 for _ in $(seq 600); do
