@@ -196,12 +196,25 @@ class Leftovers:
         """The same for each claim whose end is said; returns when that is said no more."""
         async for kind, claim in self._cluster.follow_claims(version):
             uid = claim["metadata"]["uid"]
-            if kind == "DELETED":
-                self._holdings.drop(uid)
-            else:
+            held = self._holdings.has(uid)
+            if kind != "DELETED" and is_allocated(claim):
                 self._holdings.take(uid, claim)
-            if kind == "DELETED" or (kind == "MODIFIED" and not is_allocated(claim)):
+                continue
+            self._holdings.drop(uid)
+            # what is said may be old: a claim is changed before it is allocated, too, and while
+            # that is read here it may have been prepared
+            if kind == "DELETED" or (held and not await self._is_allocated_now(claim)):
                 await self._give_back(claim_label(uid), "its claim is over")
+
+    async def _is_allocated_now(self, claim: Mapping[str, Any]) -> bool:
+        metadata = claim["metadata"]
+        try:
+            found = await self._cluster.claim(metadata["namespace"], metadata["name"])
+        except ClusterError as error:
+            if not error.is_not_found:
+                raise
+            return False
+        return found["metadata"]["uid"] == metadata["uid"] and is_allocated(found)
 
     async def _parts(self) -> list[str]:
         prefix = f"{self._section.project}."

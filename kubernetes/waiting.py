@@ -67,6 +67,10 @@ class Holdings:
             self._of[uid] = found
             self._book(found, 1)
 
+    def has(self, uid: str) -> bool:
+        """Whether a claim holds something."""
+        return uid in self._of
+
     def drop(self, uid: str) -> None:
         """A claim that is gone; one that was not known is as good."""
         self._book(self._of.pop(uid, ()), -1)

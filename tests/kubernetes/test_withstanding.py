@@ -108,7 +108,6 @@ def test_a_node_that_is_gone_keeps_nothing_and_is_cleaned_when_it_is_back(
     cluster: ClusterPool,
 ) -> None:
     """As ten minutes: it is not ready, its pods are evicted, an operator says that it is off."""
-    node = f"node/{NODE}"
     cluster.apply(
         template("small", "500Mi", "10"),
         job("moves", pod("", container("cuda", *HOLDS), claim_template="small", **LEAVES)["spec"]),
@@ -125,12 +124,12 @@ def test_a_node_that_is_gone_keeps_nothing_and_is_cleaned_when_it_is_back(
         with second_node(cluster.rig):
             wait_for(lambda: is_leaving(cluster, first), 120, cluster.state)
         assert cluster.parts_of_reservation() == [part]  # it may be there still
-        cluster.rig.kubectl("taint", node, f"{off}=shut-down:NoExecute")
+        cluster.rig.kubectl("taint", "node", NODE, f"{off}=shut-down:NoExecute")
         # the cluster has given the claim up, and so has the pool, though nobody is there to say so
         wait_for(lambda: not cluster.parts_of_reservation(), 120, cluster.state)
         assert first not in names_of_job(cluster, "moves")
     finally:
-        cluster.rig.try_kubectl("taint", node, f"{off}-")
+        cluster.rig.try_kubectl("taint", "node", NODE, f"{off}-")
         cluster.rig.go_on("kubelet")
         cluster.plane.start_server()
         cluster.start_part("node")
