@@ -56,6 +56,7 @@ class ClusterPool:
             },
             environment={"SLUICE_FAKE_NVML": str(self._nvml)},
             metrics={},
+            suspend={"swap_mib": 64, "drain_seconds": 60},
             patience=10,
         )
         self.parts: dict[str, subprocess.Popen[bytes]] = {}

@@ -9,6 +9,7 @@ import pytest
 from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.work import holding
 
 pytestmark = pytest.mark.kubernetes
 
@@ -89,3 +90,38 @@ def test_a_pod_that_waits_is_told_what_is_missing(cluster: ClusterPool) -> None:
         [said] = cluster.reasons(name)
         assert wants in said
         assert (free in said) == (name != "never")
+
+
+def test_a_pod_that_is_suspended_stays_where_it_is_and_keeps_its_claim(
+    cluster: ClusterPool,
+) -> None:
+    before = holding(cluster, "holds")
+    [session] = cluster.plane.sessions("running")
+    [part] = cluster.parts_of_reservation()
+    grant = f"/grants/{session['grant_id']}"
+
+    def state() -> str:
+        shown = cluster.plane.rest.get(grant).json()["suspension"]
+        return str(shown["state"]) if shown else ""
+
+    assert cluster.plane.rest.post(f"{grant}/suspend").status_code == 202
+    wait_for(lambda: state() == "suspended", 60, cluster.state)
+    # its room is not another pod's meanwhile
+    cluster.apply(
+        template("rest", "3200Mi", "10"),
+        pod("waits", container("cuda", "/bin/vector_add"), claim_template="rest"),
+    )
+    wait_for(lambda: cluster.reasons("waits"), 60, cluster.state)
+    assert "at most 3100 MiB, 70 % and 3 vGPU(s)" in cluster.reasons("waits")[0]
+    assert cluster.parts_of_reservation() == [part]
+    now = cluster.rig.get("pod", "holds")
+    assert now["status"]["phase"] == "Running"
+    for place in ("nodeName", "resourceClaims"):
+        assert now["spec"][place] == before["spec"][place]
+    [claim] = [
+        c for c in cluster.rig.get("resourceclaims")["items"] if c["status"].get("allocation")
+    ]
+    assert claim["status"]["reservedFor"][0]["name"] == "holds"
+    assert cluster.plane.rest.post(f"{grant}/resume").status_code == 202
+    wait_for(lambda: not state(), 60, cluster.state)
+    assert [each["id"] for each in cluster.plane.sessions("running")] == [session["id"]]
