@@ -3,8 +3,8 @@
 
 Run by `sluice-kubernetes controller` beside publishing.py, where there is DRA; elsewhere the
 extender's reason is in the scheduler's own event. It looks at pods that no node has and that the
-scheduler has tried, and at no others. It is bounded: so many events of a look, and one of a pod in
-a minute, as what is free changes faster than anybody reads.
+scheduler has tried, and at no others. It is bounded: so many pods of a look, and one event of a pod
+in a minute, as what is free changes faster than anybody reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.kubernetes.claims import ClaimError
 from sluice.kubernetes.cluster import Cluster, ClusterError
@@ -32,7 +32,7 @@ log = logging.getLogger("sluice.kubernetes")
 
 REASON = "WaitsForVGPU"
 COMPONENT = "sluice-kubernetes"
-MOST_EVENTS = 64
+MOST_PODS = 64
 AGAIN_SECONDS = 60.0
 LONGEST_MESSAGE = 1024
 #: Of an event's generateName, to which Kubernetes adds five signs.
@@ -41,6 +41,14 @@ HAS_ROOM = (
     "the pool has room for what it asks for, and the scheduler takes none of it: look at the "
     "claim's selectors, constraints and tolerations, and at what else the pod asks of its node"
 )
+
+
+class Told(NamedTuple):
+    """What a pod was told last, whether there was room for it then, and when it is looked at."""
+
+    text: str
+    had_room: bool
+    again: float  # monotonic
 
 
 class WaitingEvents:
@@ -56,43 +64,37 @@ class WaitingEvents:
         self._cluster = cluster
         self._devices = devices
         self._holdings = holdings
-        self._told: dict[str, tuple[str, float]] = {}  # by the pod's UID: what, and when
-        self._has_room: set[str] = set()  # pods of the look before
+        self._told: dict[str, Told] = {}  # by the pod's UID
         self.written = 0
 
     async def look(self) -> None:
-        """At every pod that waits."""
+        """At pods that wait: those first at which it was looked longest ago, or never."""
         pods = [pod for pod in await self._cluster.unplaced_pods() if is_unschedulable(pod)]
-        uids = {pod["metadata"]["uid"] for pod in pods}
-        for gone in self._told.keys() - uids:
+        for gone in self._told.keys() - {pod["metadata"]["uid"] for pod in pods}:
             del self._told[gone]
-        self._has_room &= uids
-        if not pods:
+        now = time.monotonic()
+        never = Told("", False, 0.0)
+        due = [
+            (told.again, number, pod, told)
+            for number, pod in enumerate(pods)
+            for told in [self._told.get(pod["metadata"]["uid"], never)]
+            if told.again <= now
+        ]
+        if not due:
             return
         classes = [
             each["metadata"]["name"] for each in await self._cluster.classes() if is_ours(each)
         ]
-        left = MOST_EVENTS
-        now = time.monotonic()
-        for pod in pods:
-            uid = pod["metadata"]["uid"]
-            before, at = self._told.get(uid, ("", 0.0))
-            if before and now - at < AGAIN_SECONDS:
-                continue
+        for _, _, pod, told in sorted(due, key=lambda each: each[:2])[:MOST_PODS]:
             text = await self._why(pod, classes)
-            if text == ROOM:  # it may have come this moment, and the scheduler has yet to look
-                text = HAS_ROOM if uid in self._has_room else ""
-                self._has_room.add(uid)
-            else:
-                self._has_room.discard(uid)
-            if not text or text == before:
-                continue
-            await self._cluster.make_event(event(pod, text))
-            self._told[uid] = (text, now)
-            self.written += 1
-            left -= 1
-            if not left:
-                return
+            has_room = text == ROOM
+            if has_room:  # it may have come this moment, and the scheduler has yet to look
+                text = HAS_ROOM if told.had_room else ""
+            if text and text != told.text:
+                await self._cluster.make_event(event(pod, text))
+                self.written += 1
+            again = now + (0.0 if has_room and not told.had_room else AGAIN_SECONDS)
+            self._told[pod["metadata"]["uid"]] = Told(text or told.text, has_room, again)
 
     async def _why(self, pod: Mapping[str, Any], classes: list[str]) -> str:
         """`ROOM` where all that it asks for is there; "" where it asks for nothing of ours."""

@@ -177,6 +177,7 @@ def test_claims_that_are_queued_or_over_a_quota_take_nothing_of_the_pool(
 
 def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool) -> None:
     long = "x" * 253
+    pod_name = "y" * 200  # the kubelet makes a folder of it, the namespace and the UID
     spec = template("own", "500Mi", "10")["spec"]["spec"]
     made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
     opaque = {"driver": DRIVER, "parameters": {"memory": ["1Gi"], "nothing": None}}
@@ -184,10 +185,10 @@ def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool
     cluster.apply(
         {**made, "metadata": {"name": long}, "spec": spec},
         {**made, "metadata": {"name": "odd"}, "spec": odd},
-        pod(long, container("cuda", "/bin/vector_add"), claim=long),
+        pod(pod_name, container("cuda", "/bin/vector_add"), claim=long),
         pod("odd", container("cuda", "/bin/vector_add"), claim="odd"),
     )
-    assert "wrong 0" in cluster.finished(long)
+    assert "wrong 0" in cluster.finished(pod_name)
     said = f"the claim's devices.config has parameters for {DRIVER}, which takes none"
     wait_for(lambda: said in cluster.rig.kubectl("describe", "pod", "odd"), 60, cluster.state)
     assert cluster.phase("odd") == "Pending"

@@ -19,7 +19,7 @@ from sluice.kubernetes.waiting import (
     requests_of_pod,
     why,
 )
-from sluice.kubernetes.waiting_events import HAS_ROOM, MOST_EVENTS, WaitingEvents, event
+from sluice.kubernetes.waiting_events import HAS_ROOM, MOST_PODS, WaitingEvents, event
 
 CLASS = "vgpu.sluice.io"
 
@@ -164,19 +164,37 @@ def events_of(cluster: FakeCluster) -> WaitingEvents:
     return WaitingEvents(cluster, lambda: {"n1": [device()]}, Holdings())  # type: ignore[arg-type]
 
 
-def test_each_pod_is_told_once_and_no_flood_comes_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = FakeCluster(MOST_EVENTS + 5)
+def test_each_pod_is_told_once_and_no_flood_comes_of_many() -> None:
+    cluster = FakeCluster(MOST_PODS + 5)
     tells = events_of(cluster)
-    for told in (MOST_EVENTS, MOST_EVENTS + 5, MOST_EVENTS + 5):
+    for told in (MOST_PODS, MOST_PODS + 5, MOST_PODS + 5):
         asyncio.run(tells.look())
         assert len(cluster.events) == told
+    assert len({each["involvedObject"]["uid"] for each in cluster.events}) == MOST_PODS + 5
+
+
+def test_a_pod_is_told_again_when_something_else_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(waiting_events, "AGAIN_SECONDS", 0.0)
-    asyncio.run(tells.look())
-    assert len(cluster.events) == MOST_EVENTS + 5  # nothing has changed
+    cluster = FakeCluster(2)
+    tells = events_of(cluster)
+    for _ in range(3):
+        asyncio.run(tells.look())
+    assert len(cluster.events) == 2
     cluster.wants = "8000Mi"
     asyncio.run(tells.look())
-    assert len(cluster.events) == 2 * MOST_EVENTS + 5
+    assert len(cluster.events) == 4
     assert "8000 MiB" in cluster.events[-1]["message"]
+
+
+def test_pods_that_have_room_keep_nobody_else_from_being_told() -> None:
+    cluster = FakeCluster(3 * MOST_PODS)
+    cluster.wants = "1000Mi"
+    tells = events_of(cluster)
+    for _ in range(6):
+        asyncio.run(tells.look())
+    assert len({each["involvedObject"]["uid"] for each in cluster.events}) == 3 * MOST_PODS
 
 
 def test_room_that_is_not_taken_is_said_when_it_stays() -> None:
