@@ -92,36 +92,13 @@ def test_a_pod_that_waits_is_told_what_is_missing(cluster: ClusterPool) -> None:
         assert (free in said) == (name != "never")
 
 
-def test_a_pod_that_is_suspended_stays_where_it_is_and_keeps_its_claim(
-    cluster: ClusterPool,
-) -> None:
-    before = holding(cluster, "holds")
+def test_nobody_suspends_a_pod(cluster: ClusterPool) -> None:
+    """Its room is reserved for the cluster, and nobody else's while it stood still."""
+    holding(cluster, "holds")
     [session] = cluster.plane.sessions("running")
-    [part] = cluster.parts_of_reservation()
-    grant = f"/grants/{session['grant_id']}"
-
-    def state() -> str:
-        shown = cluster.plane.rest.get(grant).json()["suspension"]
-        return str(shown["state"]) if shown else ""
-
-    assert cluster.plane.rest.post(f"{grant}/suspend").status_code == 202
-    wait_for(lambda: state() == "suspended", 60, cluster.state)
-    # its room is not another pod's meanwhile
-    cluster.apply(
-        template("rest", "3200Mi", "10"),
-        pod("waits", container("cuda", "/bin/vector_add"), claim_template="rest"),
-    )
-    wait_for(lambda: cluster.reasons("waits"), 60, cluster.state)
-    assert "at most 3100 MiB, 70 % and 3 vGPU(s)" in cluster.reasons("waits")[0]
-    assert cluster.parts_of_reservation() == [part]
-    now = cluster.rig.get("pod", "holds")
-    assert now["status"]["phase"] == "Running"
-    for place in ("nodeName", "resourceClaims"):
-        assert now["spec"][place] == before["spec"][place]
-    [claim] = [
-        c for c in cluster.rig.get("resourceclaims")["items"] if c["status"].get("allocation")
-    ]
-    assert claim["status"]["reservedFor"][0]["name"] == "holds"
-    assert cluster.plane.rest.post(f"{grant}/resume").status_code == 202
-    wait_for(lambda: not state(), 60, cluster.state)
+    parts = cluster.parts_of_reservation()
+    refused = cluster.plane.rest.post(f"/grants/{session['grant_id']}/suspend")
+    assert refused.status_code == 409
+    assert f"draws on reservation {parts[0]['id']}, whose room would stay" in refused.text
     assert [each["id"] for each in cluster.plane.sessions("running")] == [session["id"]]
+    assert cluster.parts_of_reservation() == parts
