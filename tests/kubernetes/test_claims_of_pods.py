@@ -180,7 +180,7 @@ def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool
     pod_name = "y" * 200  # the kubelet makes a folder of it, the namespace and the UID
     spec = template("own", "500Mi", "10")["spec"]["spec"]
     made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
-    opaque = {"driver": DRIVER, "parameters": {"memory": ["1Gi"], "nothing": None}}
+    opaque = {"driver": DRIVER, "parameters": {"memory": ["1Gi"], "size": {"of": 7}}}
     odd = {"devices": {**spec["devices"], "config": [{"opaque": opaque}]}}
     cluster.apply(
         {**made, "metadata": {"name": long}, "spec": spec},
