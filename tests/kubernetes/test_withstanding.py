@@ -181,8 +181,12 @@ def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) ->
         cluster.rig.kubectl("-n", "blue", "apply", "-f", "-", stdin=json.dumps(each))
     try:
         cluster.wait_for_phase("theirs", "Succeeded", "Failed", namespace="blue")
-        # whatever became of its program, it is in no grant of another's
-        assert [each["id"] for each in cluster.plane.grants()] == [grant["id"]]
+        # whatever became of its program, it is in no grant of another's, and its own has ended
+        wait_for(
+            lambda: [each["id"] for each in cluster.plane.grants()] == [grant["id"]],
+            60,
+            cluster.state,
+        )
         sessions = cluster.plane.sessions("all")
         of_grant = [each for each in sessions if each["grant_id"] == grant["id"]]
         assert len(of_grant) == 1
