@@ -15,7 +15,7 @@ from tests.kubernetes.cluster_pool import (
     pod,
     template,
 )
-from tests.kubernetes.work import job, names_of_job
+from tests.kubernetes.work import job, names_of_job, rights_of
 
 pytestmark = pytest.mark.kubernetes
 
@@ -193,3 +193,28 @@ def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool
     wait_for(lambda: said in cluster.rig.kubectl("describe", "pod", "odd"), 60, cluster.state)
     assert cluster.phase("odd") == "Pending"
     assert cluster.parts_of_reservation() == []
+
+
+def test_the_parts_may_do_what_they_need_and_nothing_else(cluster: ClusterPool) -> None:
+    rights = {
+        "sluice-node:sluice-node": {"get resourceclaims", "get pods"},
+        "sluice:sluice-controller": {
+            "get resourceclaims",
+            "watch resourceclaims",
+            "create resourceslices",
+            "list deviceclasses",
+            "list pods",
+            "create events",
+        },
+    }
+    others = {
+        "get secrets",
+        "delete pods",
+        "patch pods",
+        "patch resourceclaims",
+        "patch resourceclaims/status",
+        "patch nodes",
+        "list events",
+    }
+    for account, may in rights.items():
+        assert rights_of(cluster, account, others.union(*rights.values())) == may

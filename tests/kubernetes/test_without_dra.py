@@ -29,6 +29,7 @@ from tests.kubernetes.work import (
     job,
     names_of_job,
     restart,
+    rights_of,
     served_job,
     still_works,
 )
@@ -428,19 +429,7 @@ def test_the_parts_may_do_what_they_need_and_nothing_else(
         "sluice-node:sluice-device-plugin": {"get pods"},
     }
     others = {"get secrets", "create pods", "delete pods", "patch nodes", "patch nodes/status"}
-    every = others.union(*rights.values())
     for account, may in rights.items():
-        whose = f"--as=system:serviceaccount:{account}"
-        can = {
-            right
-            for right in every
-            if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *_resource(right))
-        }
+        can = rights_of(cluster, account, others.union(*rights.values()))
         assert can - {"get pods"} == may - {"get pods"}  # the extender gets what it lists
         assert may <= can
-
-
-def _resource(right: str) -> list[str]:
-    verb, resource = right.split()
-    name, _, part = resource.partition("/")
-    return [verb, name, *([f"--subresource={part}"] if part else [])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 from control_plane import wait_for
@@ -127,3 +128,16 @@ def served_job(cluster: ClusterPool, pods: int, spec: dict[str, Any]) -> None:
     wait_for(finished, 60 + 20 * pods, cluster.state)
     logs = cluster.rig.kubectl("logs", "-l", "job-name=many", "--tail=-1", "--max-log-requests=500")
     assert logs.count("wrong 0") == pods
+
+
+def rights_of(cluster: ClusterPool, account: str, asked: Iterable[str]) -> set[str]:
+    """Which of these a service account (NAMESPACE:NAME) has, each `VERB RESOURCE[/PART]`."""
+    whose = f"--as=system:serviceaccount:{account}"
+    found = set()
+    for right in asked:
+        verb, _, resource = right.partition(" ")
+        name, _, part = resource.partition("/")
+        words = [verb, name, *([f"--subresource={part}"] if part else [])]
+        if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *words):
+            found.add(right)
+    return found
