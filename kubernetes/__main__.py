@@ -23,6 +23,7 @@ from sluice.kubernetes.allocations import Allocations
 from sluice.kubernetes.cdi_files import CdiFiles
 from sluice.kubernetes.cluster import Cluster, ClusterError
 from sluice.kubernetes.configuration import KubernetesConfig, read_kubernetes_config
+from sluice.kubernetes.device_health import DeviceHealth
 from sluice.kubernetes.device_plugin import DevicePlugin, Parts
 from sluice.kubernetes.device_plugin_socket import DevicePluginSocket
 from sluice.kubernetes.extender import Extender
@@ -35,6 +36,8 @@ from sluice.kubernetes.pods import Pods
 from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.kubernetes.publishing import KubernetesController, Leftovers, Publisher
 from sluice.kubernetes.server_socket import ServerSocket
+from sluice.kubernetes.waiting import Holdings
+from sluice.kubernetes.waiting_events import WaitingEvents
 from sluice.pool_client.access import Access, Credentials
 from sluice.pool_client.async_client import AsyncPoolClient
 from sluice.pool_client.errors import UnusableAccess
@@ -55,15 +58,12 @@ async def run_node(config: KubernetesConfig) -> None:
         await Cluster.connect(config.kubernetes.kubeconfig) as cluster,
         _pool(config, config.controller.token_file) as pool,
     ):
-        plugin = NodePlugin(
-            config.kubernetes,
-            cluster,
-            pool,
-            ServerSocket(section.server_run_dir),
-            CdiFiles(section.cdi_dir, section.bundle),
-        )
+        server = ServerSocket(section.server_run_dir)
+        files = CdiFiles(section.cdi_dir, section.bundle)
+        plugin = NodePlugin(config.kubernetes, cluster, pool, server, files)
+        health = DeviceHealth(cluster, server)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(KubeletSockets(section.kubelet_dir, plugin).serve())
+            tasks.create_task(KubeletSockets(section.kubelet_dir, plugin, health).serve())
             tasks.create_task(plugin.sweep_for_ever())
 
 
@@ -76,8 +76,10 @@ async def run_controller(config: KubernetesConfig) -> None:
         _pool(config, config.controller.viewer_token_file) as viewer,
     ):
         publisher = Publisher(section, cluster, viewer)
-        leftovers = Leftovers(section, cluster, viewer, pool)
-        await KubernetesController(section, publisher, leftovers, viewer).run()
+        holdings = Holdings()
+        leftovers = Leftovers(section, cluster, viewer, pool, holdings)
+        waiting = WaitingEvents(cluster, lambda: publisher.devices, holdings)
+        await KubernetesController(section, publisher, leftovers, waiting, viewer).run()
 
 
 async def run_device_plugin(config: KubernetesConfig) -> None:

@@ -78,6 +78,7 @@ def read_claim(claim: Mapping[str, Any], uid: str) -> Wanted:
     found = tuple(_result(each) for each in _results(claim))
     if not found:
         raise ClaimError("it is not allocated, or holds no device of this driver")
+    _refuse_parameters(claim)
     reservations = {_device(result)[1] for result in found}
     if len(reservations) > 1:
         raise ClaimError(
@@ -85,6 +86,18 @@ def read_claim(claim: Mapping[str, Any], uid: str) -> Wanted:
             "devices of one, or use several claims"
         )
     return Wanted(uid, metadata["namespace"], metadata["name"], found, reservations.pop())
+
+
+def _refuse_parameters(claim: Mapping[str, Any]) -> None:
+    """Opaque parameters for this driver, of the claim or of its class: there are none to give."""
+    allocation = claim["status"]["allocation"]
+    for config in allocation["devices"].get("config") or ():
+        if (config.get("opaque") or {}).get("driver") == DRIVER:
+            where = "class" if config.get("source") == "FromClass" else "claim"
+            raise ClaimError(
+                f"the {where}'s devices.config has parameters for {DRIVER}, which takes none: say "
+                f"what is wanted in the request's capacity ({MEMORY}, {COMPUTE})"
+            )
 
 
 def _results(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -101,20 +114,38 @@ def _result(found: Mapping[str, Any]) -> Result:
         pool=found["pool"],
         device=found["device"],
         share=found.get("shareID") or "",
-        memory_mib=None if memory is None else _number(MEMORY, memory, MIB),
-        compute_percent=None if compute is None else _number(COMPUTE, compute, 1),
+        memory_mib=None if memory is None else number_of(MEMORY, memory, MIB),
+        compute_percent=None if compute is None else number_of(COMPUTE, compute, 1),
     )
 
 
-def _number(name: str, text: str, unit: int) -> int:
+def consumed_of(
+    claim: Mapping[str, Any],
+) -> list[tuple[str, str, int | None, int | None]]:
+    """What a claim holds of our devices: pool, device, memory in MiB, percent of compute.
+
+    None: all of the device. What cannot be read counts as that.
+    """
+    found = []
+    for result in _results(claim):
+        try:
+            each = _result(result)
+        except ClaimError:
+            each = Result("", str(result.get("pool")), str(result.get("device")), "", None, None)
+        found.append((each.pool, each.device, each.memory_mib, each.compute_percent))
+    return found
+
+
+def number_of(name: str, text: str, unit: int) -> int:
+    """A capacity as a number of units (MIB, 1); raises ClaimError."""
     try:
         number = parse_quantity(text)
-    except ValueError as error:
+        whole, rest = divmod(number, unit)
+    except (ValueError, ArithmeticError) as error:
         raise ClaimError(f"capacity {name}={str(text)[:40]}: {error}") from None
-    whole, rest = divmod(number, unit)
     if rest or whole < 1:
         what = "whole MiB, 1Mi or more" if unit == MIB else "a whole number, 1 or more"
-        raise ClaimError(f"capacity {name}={text}: ask for {what}")
+        raise ClaimError(f"capacity {name}={str(text)[:40]}: ask for {what}")
     return int(whole)
 
 

@@ -129,6 +129,28 @@ class Cluster:
         found, version = await self._pages(listing)
         return {each["metadata"]["uid"]: each for each in found}, version
 
+    async def unplaced_pods(self) -> list[dict[str, Any]]:
+        """Pods that no node has yet."""
+        pending = ("fieldSelector", "spec.nodeName=,status.phase=Pending")
+
+        async def listing(**options: Any) -> dict[str, Any]:
+            query = [(name.lstrip("_"), value) for name, value in options.items()]
+            return await self._asked("GET", "/api/v1/pods", query=[pending, *query])
+
+        found, _ = await self._pages(listing)
+        return found
+
+    async def classes(self) -> list[dict[str, Any]]:
+        """The DeviceClasses."""
+        found, _ = await self._every("deviceclasses")
+        return found
+
+    async def make_event(self, body: Mapping[str, Any]) -> None:
+        """An Event (v1) in the namespace that it names."""
+        place = {"namespace": str(body["metadata"]["namespace"])}
+        path = "/api/v1/namespaces/{namespace}/events"
+        await self._told(self._asked("POST", path, place, body))
+
     async def nodes(self) -> tuple[list[dict[str, Any]], str]:
         """Every node, and the version of the list, to follow them from."""
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's extender: pods that ask for vGPUs go where the pool has room, and hold it there.
 
-Called by https_service.py for kube-scheduler. `filter` and `prioritize` look at the copy of the
-pool's books; `bind` has the controller keep the pod's parts, and binds the pod only then. So there
-is one bookkeeper, whatever was seen before: two pods never get the same room, and a pod that got
-none stays Pending, with the pool's reason in its event.
+Called by https_service.py for kube-scheduler. `filter`, `prioritize` and `preempt` look at the copy
+of the pool's books; `bind` has the controller keep the pod's parts, and binds the pod only then. So
+there is one bookkeeper, whatever was seen before: two pods never get the same room, and a pod that
+got none stays Pending, with the pool's reason in its event.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sluice.kubernetes.extender_arguments import (
     read_binding,
     read_nodes,
     read_pod_object,
+    read_victims,
     said,
     scored,
 )
@@ -103,6 +104,29 @@ class Extender:
         if room.reach_all:
             return scored(dict.fromkeys(nodes, 0.0))
         return scored({node: room.fullness(node) for node in nodes})
+
+    def preempt(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """On which nodes pods may be evicted for a pod: none for a vGPU, as the pool gives those.
+
+        Only where it has its vGPUs already, and the scheduler lacks something else. An empty answer
+        is one too: then nobody is evicted.
+        """
+        try:
+            victims = read_victims(arguments)
+            pod = read_pod(read_pod_object(arguments))
+        except (ArgumentsError, PodRequestError) as error:
+            log.warning("preempt: %s", error)
+            return {"NodeNameToMetaVictims": {}}
+        room = self._pool_follower.availability
+        count = count_of(pod)
+        kept = {
+            node: of_node
+            for node, of_node in victims.items()
+            if self._pool_follower.is_known
+            and not self.devices.lack(node, count)
+            and not isinstance(room.fits("" if room.reach_all else node, pod), str)
+        }
+        return {"NodeNameToMetaVictims": kept}
 
     async def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Keeps the pod's parts in the pool, then binds it; else nothing is kept."""

@@ -64,6 +64,28 @@ def read_binding(arguments: Mapping[str, Any]) -> Binding:
     return Binding(text("PodNamespace"), text("PodName"), text("PodUID"), text("Node"))
 
 
+def read_victims(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Whom the scheduler would evict on which nodes, by UIDs; raises ArgumentsError."""
+    key = "NodeNameToMetaVictims"
+    found = arguments.get(key)
+    if found is None:
+        raise ArgumentsError(f"{key} is missing: set nodeCacheCapable: true for this extender")
+    if not isinstance(found, Mapping) or len(found) > MOST_NODES:
+        raise ArgumentsError(f"{key} is no object of at most {MOST_NODES} nodes")
+    victims: dict[str, dict[str, Any]] = {}
+    for node, of_node in found.items():
+        if not 1 <= len(node) <= LONGEST_NAME:
+            raise ArgumentsError(f"{key} holds what is no name of 1 to {LONGEST_NAME} signs")
+        pods = of_node.get("Pods") if isinstance(of_node, Mapping) else None
+        if not isinstance(pods, list) or not all(isinstance(pod, Mapping) for pod in pods):
+            raise ArgumentsError(f"{key}[{node}].Pods is missing, or no list of objects")
+        broken = of_node.get("NumPDBViolations", 0)
+        if not isinstance(broken, int):
+            raise ArgumentsError(f"{key}[{node}].NumPDBViolations is no number")
+        victims[node] = {"Pods": pods, "NumPDBViolations": broken}
+    return victims
+
+
 def filtered(fitting: list[str], failed: Mapping[str, str]) -> dict[str, Any]:
     """An ExtenderFilterResult. No pod is evicted for room, which is the pool's to give."""
     return {

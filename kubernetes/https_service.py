@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTPS for scheduler and API server: /filter, /prioritize, /bind, /mutate, /healthz, /metrics.
+"""HTTPS for scheduler and API server: /filter, /prioritize, /preempt, /bind, /mutate, /healthz.
 
 Run by __main__.py (`sluice-kubernetes extender`). Reads JSON of bounded size, and answers what is
 no JSON with 400 and the reason. Who is not known by a certificate of [extender] client_ca_file,
-where that is set, is no scheduler: /filter, /prioritize and /bind answer 403.
+where that is set, is no scheduler: /filter, /prioritize, /preempt and /bind answer 403.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ def application(config: KubernetesConfig, extender: Extender) -> web.Application
     async def prioritizes(asked: Mapping[str, Any]) -> Any:
         return extender.prioritize(asked)
 
+    async def preempts(asked: Mapping[str, Any]) -> Any:
+        return extender.preempt(asked)
+
     async def mutates(asked: Mapping[str, Any]) -> Any:
         return review(asked, spellings)
 
@@ -105,6 +108,7 @@ def application(config: KubernetesConfig, extender: Extender) -> web.Application
         [
             web.post("/filter", answers(filters)),
             web.post("/prioritize", answers(prioritizes)),
+            web.post("/preempt", answers(preempts)),
             web.post("/bind", answers(extender.bind)),
             web.post("/mutate", answers(mutates, known=False)),
             web.get("/healthz", healthy),

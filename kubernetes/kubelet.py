@@ -17,13 +17,14 @@ from typing import Any
 import grpc
 
 from sluice.kubernetes.naming import DRIVER
+from sluice.rpc import dra_health_v1_pb2_grpc as health_grpc
 from sluice.rpc import dra_v1_pb2_grpc as dra_grpc
 from sluice.rpc import plugin_registration_v1_pb2 as registration
 from sluice.rpc import plugin_registration_v1_pb2_grpc as registration_grpc
 
 log = logging.getLogger("sluice.kubernetes")
 
-SERVICES = ("v1.DRAPlugin",)
+SERVICES = ("v1.DRAPlugin", "v1.DRAResourceHealth")
 LOOK_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 
@@ -61,19 +62,22 @@ class _Registration(registration_grpc.RegistrationServicer):
 class KubeletSockets:
     """Serves a plugin on this node."""
 
-    def __init__(self, kubelet_dir: Path, plugin: dra_grpc.DRAPluginServicer) -> None:
+    def __init__(
+        self,
+        kubelet_dir: Path,
+        plugin: dra_grpc.DRAPluginServicer,
+        health: health_grpc.DRAResourceHealthServicer,
+    ) -> None:
         self._endpoint = kubelet_dir / "plugins" / DRIVER / "dra.sock"
         self._registry = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
         self._plugin = plugin
+        self._health = health
 
     async def serve(self) -> None:
         """Until cancelled. Raises OSError where the folders cannot be written."""
         while True:
             servers = [
-                await _server(
-                    self._endpoint,
-                    lambda s: dra_grpc.add_DRAPluginServicer_to_server(self._plugin, s),
-                ),
+                await _server(self._endpoint, self._add),
                 await _server(
                     self._registry,
                     lambda s: registration_grpc.add_RegistrationServicer_to_server(
@@ -92,6 +96,10 @@ class KubeletSockets:
                 for path in (self._registry, self._endpoint):
                     with contextlib.suppress(OSError):
                         path.unlink()
+
+    def _add(self, server: grpc.aio.Server) -> None:
+        dra_grpc.add_DRAPluginServicer_to_server(self._plugin, server)
+        health_grpc.add_DRAResourceHealthServicer_to_server(self._health, server)
 
 
 def _make_place(path: Path) -> None:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many of a node's `sluice.io/vgpu` are left: what the kubelet has less what pods have. Pure.
 
-Kept by pods.py, asked by extender.py. The scheduler is told to leave the counting to the extender
-(ignoredByScheduler): where it counts itself, a pod that came while a node had no device plugin is
-not looked at again when there is one, as its check of a changed node knows nothing of resources
-that it ignores (NodeResourcesFit, Kubernetes 1.37).
+Kept by pods.py, asked by extender.py. The scheduler counts them as well; here they are counted so
+that no pod is woken, bound, or has others evicted for it where it could not be admitted.
 """
 
 from __future__ import annotations

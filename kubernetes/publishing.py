@@ -2,10 +2,11 @@
 """Keeps the cluster true to the pool, and the pool to the cluster: `sluice-kubernetes controller`.
 
 Run by __main__.py, once for a cluster. Towards the cluster: ResourceSlices of what is reserved for
-it, written only where they differ. Towards the pool: a part whose claim is gone or holds nothing
-any more is given back, whoever was to do it and could not (a node that is lost, a plugin that was
-down). Both are looked at whole now and then, and in between where something is said to have
-changed. It keeps no state that is not found again; whoever does not answer is asked again.
+it, written only where they differ, and events of pods that wait (waiting_events.py). Towards the
+pool: a part whose claim is gone or holds nothing any more is given back, whoever was to do it and
+could not (a node that is lost, a plugin that was down). Both are looked at whole now and then, and
+in between where something is said to have changed. It keeps no state that is not found again;
+whoever does not answer is asked again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ from sluice.kubernetes.slices import (
     Reach,
     devices_of,
     is_for,
+    keep_times,
     lacks_division,
+    lacks_taints,
     same_spec,
     slices_of,
 )
+from sluice.kubernetes.waiting import Holdings
+from sluice.kubernetes.waiting_events import WaitingEvents
 from sluice.pool_client.async_client import AsyncPoolClient
 from sluice.pool_client.errors import PoolError, Refused
 
@@ -51,6 +56,9 @@ class Publisher:
         self._viewer = viewer
         self._reach = Reach(section.reach)
         self._divided = True
+        self._tainted = True
+        self.devices: dict[str, list[dict[str, Any]]] = {}  # by node, as they are published
+        self.is_done = False  # once at least
         self.written = 0  # slices that were made, changed or removed
 
     async def publish(self) -> None:
@@ -62,16 +70,27 @@ class Publisher:
         ]
         gpus = {each["id"]: each for each in await self._viewer.every("/gpus", "gpus")}
         labels = {n["name"]: n["labels"] for n in await self._viewer.every("/nodes", "nodes")}
-        stored = await self._bring_in_line(
-            devices_of(reservations, gpus, labels, divided=self._divided)
-        )
-        if self._divided and lacks_division(stored):
-            log.warning(
-                "this cluster has no consumable capacity (DRAConsumableCapacity): each vGPU of the "
-                "reservations is a device of its own, of that size"
+        while True:
+            wanted = devices_of(
+                reservations, gpus, labels, divided=self._divided, tainted=self._tainted
             )
-            self._divided = False
-            await self._bring_in_line(devices_of(reservations, gpus, labels, divided=False))
+            stored = await self._bring_in_line(wanted)
+            if self._divided and lacks_division(stored):
+                log.warning(
+                    "this cluster has no consumable capacity (DRAConsumableCapacity): each vGPU of "
+                    "the reservations is a device of its own, of that size"
+                )
+                self._divided = False
+            elif self._tainted and lacks_taints(wanted, stored):
+                log.warning(
+                    "this cluster has no taints of devices (DRADeviceTaints): those of GPUs that "
+                    "take nothing new leave the slices"
+                )
+                self._tainted = False
+            else:
+                self.devices = wanted
+                self.is_done = True
+                return
 
     async def _bring_in_line(
         self, devices: Mapping[str, list[dict[str, Any]]]
@@ -100,6 +119,7 @@ class Publisher:
             any(same_spec(want, have) for have in specs) for want in wanted
         ):
             return list(specs)
+        keep_times(wanted, specs)
         # all slices of a pool are of one generation, and those of older ones count for nothing
         newest = max((spec["pool"].get("generation", 0) for spec in specs), default=0)
         stored = []
@@ -147,12 +167,16 @@ class Leftovers:
         cluster: Cluster,
         viewer: AsyncPoolClient,
         pool: AsyncPoolClient,
+        holdings: Holdings,
     ) -> None:
+        """`holdings` is kept true to the claims."""
         self._section = section
         self._cluster = cluster
         self._viewer = viewer
         self._pool = pool
+        self._holdings = holdings
         self.given_back = 0
+        self.is_known = False  # the claims were looked at once
 
     async def look(self) -> str:
         """Gives back every part whose claim is over; returns from where to follow the claims."""
@@ -160,6 +184,8 @@ class Leftovers:
         # that of the claims
         parts = await self._parts()
         claims, version = await self._cluster.claims()
+        self._holdings.take_all(claims)
+        self.is_known = True
         for label in parts:
             claim = claims.get(claim_of_label(label))
             if claim is None or not is_allocated(claim):
@@ -170,8 +196,25 @@ class Leftovers:
         """The same for each claim whose end is said; returns when that is said no more."""
         async for kind, claim in self._cluster.follow_claims(version):
             uid = claim["metadata"]["uid"]
-            if kind == "DELETED" or (kind == "MODIFIED" and not is_allocated(claim)):
+            held = self._holdings.has(uid)
+            if kind != "DELETED" and is_allocated(claim):
+                self._holdings.take(uid, claim)
+                continue
+            self._holdings.drop(uid)
+            # what is said may be old: a claim is changed before it is allocated, too, and while
+            # that is read here it may have been prepared
+            if kind == "DELETED" or (held and not await self._is_allocated_now(claim)):
                 await self._give_back(claim_label(uid), "its claim is over")
+
+    async def _is_allocated_now(self, claim: Mapping[str, Any]) -> bool:
+        metadata = claim["metadata"]
+        try:
+            found = await self._cluster.claim(metadata["namespace"], metadata["name"])
+        except ClusterError as error:
+            if not error.is_not_found:
+                raise
+            return False
+        return found["metadata"]["uid"] == metadata["uid"] and is_allocated(found)
 
     async def _parts(self) -> list[str]:
         prefix = f"{self._section.project}."
@@ -202,11 +245,13 @@ class KubernetesController:
         section: ClusterSection,
         publisher: Publisher,
         leftovers: Leftovers,
+        waiting: WaitingEvents,
         viewer: AsyncPoolClient,
     ) -> None:
         self._section = section
         self._publisher = publisher
         self._leftovers = leftovers
+        self._waiting = waiting
         self._viewer = viewer
         self._changed = asyncio.Event()
         self._told: dict[str, str] = {}
@@ -217,6 +262,7 @@ class KubernetesController:
             tasks.create_task(self._follow_pool())
             tasks.create_task(self._for_ever("slices", self._publish_once))
             tasks.create_task(self._for_ever("claims", self._follow_claims_once))
+            tasks.create_task(self._for_ever("pods that wait", self._tell_pods_once))
 
     async def _publish_once(self) -> None:
         self._changed.clear()
@@ -231,6 +277,13 @@ class KubernetesController:
             await asyncio.wait_for(
                 self._leftovers.follow(version), self._section.publish_seconds * 4
             )
+
+    async def _tell_pods_once(self) -> None:
+        if self._publisher.is_done and self._leftovers.is_known:
+            await self._waiting.look()
+            await asyncio.sleep(self._section.publish_seconds)
+        else:
+            await asyncio.sleep(RETRY_SECONDS / 4)
 
     async def _follow_pool(self) -> None:
         def broke(error: Exception) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks this host's sluice-server about claims, over run_dir/claims.sock (server.claims.listener).
 
-Used by node_plugin.py.
+Used by node_plugin.py, device_health.py and device_plugin.py.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class HeldClaim:
     pod: str  # "": of a DRA claim
 
 
+@dataclass(frozen=True)
+class HostCondition:
+    """How a GPU of this host is, as the host itself sees it; empty texts: well."""
+
+    node: str  # what the pool calls this host
+    fault: str
+    held: str  # it takes nothing new, and what runs goes on
+    note: str
+
+
 class ServerSocket:
     """The server of this host. Every method raises ServerError."""
 
@@ -66,6 +76,11 @@ class ServerSocket:
         """The claims that are prepared, by UID, with what each is of."""
         found = (await self._ask("held", {}))["held"]
         return {uid: HeldClaim(**terms) for uid, terms in found.items()}
+
+    async def conditions(self) -> dict[str, HostCondition]:
+        """How each GPU of this host is, by UUID; only those that it offers."""
+        found = await self._ask("gpus", {})
+        return {uuid: HostCondition(found["node"], **each) for uuid, each in found["gpus"].items()}
 
     async def _ask(self, verb: str, what: dict[str, Any]) -> dict[str, Any]:
         try:

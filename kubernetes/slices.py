@@ -4,7 +4,8 @@
 Called by publishing.py. There is one bookkeeper: a device is what a reservation for the cluster
 holds of one GPU, never more, and never what the pool could give besides. Where the cluster knows
 consumable capacity (DRAConsumableCapacity), a device is divided as claims ask; elsewhere each vGPU
-of the reservation is a device of its own.
+of the reservation is a device of its own. A device whose GPU takes nothing new has a taint where
+the cluster knows them (DRADeviceTaints), and elsewhere is left out.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from sluice.kubernetes.naming import (
 )
 
 API_VERSION = "resource.k8s.io/v1"
-#: Kubernetes takes no more in one slice.
+#: Kubernetes takes no more in one slice, and half as many where a device has a taint.
 MOST_DEVICES = 128
+MOST_DEVICES_TAINTED = 64
+#: Of devices whose GPU takes nothing new; its value says why: fault, held, lost, drained.
+TAINT = f"{DRIVER}/condition"
 MOST_ATTRIBUTES = 32
 OWNED_BY = {"app.kubernetes.io/managed-by": "sluice"}
 
@@ -63,16 +67,36 @@ def is_usable(gpu: Mapping[str, Any]) -> bool:
     )
 
 
+def taint_of(gpu: Mapping[str, Any]) -> dict[str, str] | None:
+    """What keeps claims off a GPU; None: nothing.
+
+    What runs on a GPU with a fault has been ended, so its pods are to be made anew elsewhere
+    (NoExecute); on all others it goes on (NoSchedule).
+    """
+    if is_usable(gpu):
+        return None
+    value = "drained"
+    if gpu["health"] == "fault":
+        value = "fault"
+    elif gpu["state"] != "up":
+        value = "lost"
+    elif gpu["health"] == "held":
+        value = "held"
+    effect = "NoExecute" if value == "fault" else "NoSchedule"
+    return {"key": TAINT, "value": value, "effect": effect}
+
+
 def devices_of(
     reservations: Iterable[Mapping[str, Any]],
     gpus: Mapping[str, Mapping[str, Any]],
     labels: Mapping[str, Mapping[str, str]],
     *,
     divided: bool,
+    tainted: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
     """The devices by the pool's node; `gpus` by id, `labels` of nodes by name.
 
-    `divided`: with consumable capacity.
+    `divided`: with consumable capacity. `tainted`: what takes nothing new is there, with a taint.
     """
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for reservation in reservations:
@@ -81,16 +105,18 @@ def devices_of(
             by_gpu[slot["gpu"]].append(slot)
         for gpu_id, slots in by_gpu.items():
             gpu = gpus.get(gpu_id)
-            if gpu is None or not is_usable(gpu):
+            if gpu is None or not (tainted or is_usable(gpu)):
                 continue
+            taint = taint_of(gpu)
+            taints = {"taints": [taint]} if taint else {}
             attributes = _attributes(gpu, labels.get(gpu["node"], {}))
             if divided:
                 name = device_name(gpu["uuid"], reservation["id"])
-                found[gpu["node"]].append(_divided(name, attributes, slots))
+                found[gpu["node"]].append(_divided(name, attributes, slots) | taints)
                 continue
             for number, slot in enumerate(slots):
                 name = device_name(gpu["uuid"], reservation["id"], number)
-                found[gpu["node"]].append(_whole(name, attributes, slot))
+                found[gpu["node"]].append(_whole(name, attributes, slot) | taints)
     return {node: sorted(of_node, key=lambda d: d["name"]) for node, of_node in found.items()}
 
 
@@ -157,7 +183,8 @@ def _attributes(gpu: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, 
 
 def slices_of(node: str, devices: list[dict[str, Any]], reach: Reach) -> list[dict[str, Any]]:
     """The specs of a pool's slices, without its generation."""
-    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)]
+    most = MOST_DEVICES_TAINTED if any(d.get("taints") for d in devices) else MOST_DEVICES
+    parts = [devices[at : at + most] for at in range(0, len(devices), most)]
     return [
         {
             "driver": DRIVER,
@@ -178,6 +205,40 @@ def lacks_division(published: Iterable[Mapping[str, Any]]) -> bool:
     )
 
 
+def lacks_taints(
+    wanted: Mapping[str, list[dict[str, Any]]], published: Iterable[Mapping[str, Any]]
+) -> bool:
+    """Whether the API server dropped the taints of devices that were to have some."""
+    named = {
+        (node, device["name"])
+        for node, devices in wanted.items()
+        for device in devices
+        if device.get("taints")
+    }
+    return any(
+        (spec["pool"]["name"], device["name"]) in named and not device.get("taints")
+        for spec in published
+        for device in spec.get("devices") or ()
+    )
+
+
+def keep_times(wanted: Iterable[dict[str, Any]], published: Iterable[Mapping[str, Any]]) -> None:
+    """A taint that stays began when it began: the API server would say now."""
+    known = {
+        (device["name"], taint["key"], taint.get("value"), taint["effect"]): taint["timeAdded"]
+        for spec in published
+        for device in spec.get("devices") or ()
+        for taint in device.get("taints") or ()
+        if taint.get("timeAdded")
+    }
+    for spec in wanted:
+        for device in spec["devices"]:
+            for taint in device.get("taints") or ():
+                key = (device["name"], taint["key"], taint["value"], taint["effect"])
+                if key in known:
+                    taint["timeAdded"] = known[key]
+
+
 def same_spec(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Whether a published spec says what is wanted, generations apart."""
     pool = {**found.get("pool", {})}
@@ -186,9 +247,13 @@ def same_spec(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Without what the API server adds as empty."""
+    """Without what the API server adds."""
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items() if item not in (None, [], {})}
+        return {
+            name: _plain(item)
+            for name, item in value.items()
+            if item not in (None, [], {}) and name != "timeAdded"
+        }
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value

@@ -305,7 +305,9 @@ class Server:
         self._claims = Claims(
             section.run_dir, self._lifecycle, section.arena_mib, identities, places
         )
-        self._claims_listener = ClaimsListener(section.run_dir, self._claims)
+        self._claims_listener = ClaimsListener(
+            section.run_dir, self._claims, section.node_name, self._gpus.conditions
+        )
         if not section.enable_shm:
             return
         try:

@@ -5,7 +5,8 @@ Started by server.service. One line of JSON is a request, one is the answer, one
 connection: {"prepare": {uid, name, label, project, count, priority, pod, pod_name, container}} has
 a claim's processes let in, and is answered with the folder to mount and the token of its job;
 {"release": {uid, why}} ends what runs of it; {"list": {}} names what there is, {"held": {}} says
-besides of which pod and part; {"sessions": {uid}} says what runs. Only root may ask: the socket is
+besides of which pod and part; {"sessions": {uid}} says what runs; {"gpus": {}} says how this host's
+GPUs are. Only root may ask: the socket is
 mode 0600, and the peer's credentials are looked at besides.
 """
 
@@ -15,12 +16,15 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sluice.resources.vgpu_request import RequestError
 from sluice.server.claims.service import Claims, NoPlaceForClaim, as_answer
 from sluice.server.claims.terms import read_terms, read_uid
+from sluice.server.gpus.health import Condition
 from sluice.server.listeners.json_line import JsonLineListener
 
 SOCKET_NAME = "claims.sock"
@@ -30,8 +34,17 @@ LONGEST_REASON = 250
 class ClaimsListener:
     """Listens on run_dir/claims.sock."""
 
-    def __init__(self, run_dir: Path, claims: Claims) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        claims: Claims,
+        node_name: str,
+        conditions: Callable[[], Mapping[str, Condition]],
+    ) -> None:
+        """`conditions`: of the GPUs that this host offers, by UUID."""
         self._claims = claims
+        self._node_name = node_name
+        self._conditions = conditions
         refusals = (ValueError, NoPlaceForClaim, OSError)
         self._listener = JsonLineListener(
             run_dir / SOCKET_NAME, "claims' socket", self._answer, refusals
@@ -77,7 +90,11 @@ class ClaimsListener:
             }
         if verb == "sessions":
             return {"sessions": self._claims.sessions(read_uid(found))}
-        raise RequestError("request", verb[:40], "ask for prepare, release, list, held or sessions")
+        if verb == "gpus":
+            gpus = {uuid: asdict(condition) for uuid, condition in self._conditions().items()}
+            return {"node": self._node_name, "gpus": gpus}
+        allowed = "ask for prepare, release, list, held, sessions or gpus"
+        raise RequestError("request", verb[:40], allowed)
 
 
 def _uid(connected: socket.socket) -> int:

@@ -19,7 +19,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
 from sluice.server.gpus.acceptance import Acceptance
 from sluice.server.gpus.discovery import Driver, LocalGpu, describe_gpus
-from sluice.server.gpus.health import GpuHealth, driver_version
+from sluice.server.gpus.health import Condition, GpuHealth, driver_version
 from sluice.server.gpus.nvml_watch import NvmlWatch, nvml_beside
 from sluice.server.gpus.records import GpuRecords
 from sluice.server.sessions.lifecycle import SessionLifecycle
@@ -85,6 +85,10 @@ class HostGpus:
         self.health.join(self.gpus)
         for gpu in self.gpus:
             self._keep_warm(gpu.uuid)
+
+    def conditions(self) -> dict[str, Condition]:
+        """How each GPU that the host offers is, by UUID."""
+        return {gpu.uuid: self.health.condition(gpu.uuid) for gpu in self.gpus}
 
     async def look_again(self) -> None:
         """Looks anew, after some have come or gone, and reports what there is."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart as Helm renders it, and what has to be other in the rig, which has no service network.
+"""The chart as Helm renders it, and the pods that its objects make.
 
 Used by the tests of the chart.
 """
@@ -12,14 +12,9 @@ from typing import Any
 
 import yaml
 
-from tests.rigs.kubernetes.rig import API_PORT, CHECKOUT, PROGRAMS
+from tests.rigs.kubernetes.rig import CHECKOUT, PROGRAMS
 
 CHART = CHECKOUT / "kubernetes" / "chart"
-#: Pods reach the API server where it listens.
-ENVIRONMENT = [
-    {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
-    {"name": "KUBERNETES_SERVICE_PORT", "value": str(API_PORT)},
-]
 
 
 def rendered(**values: Any) -> list[dict[str, Any]]:
@@ -48,16 +43,3 @@ def pod_of(found: dict[str, Any]) -> dict[str, Any] | None:
         volume = {"name": claim["metadata"]["name"], "emptyDir": {}}
         pod["volumes"] = [*pod["volumes"], volume]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
-
-
-def in_rig(found: dict[str, Any]) -> dict[str, Any]:
-    """An object as the rig can run it: on its node's network, one of each."""
-    spec = found.get("spec", {})
-    template = spec.get("template")
-    if isinstance(template, dict):
-        template["spec"]["hostNetwork"] = True
-        for container in template["spec"]["containers"]:
-            container.setdefault("env", []).extend(ENVIRONMENT)
-        if "replicas" in spec:
-            spec["replicas"] = 1
-    return found

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from faulty_driver import make_faulty_driver
 from scrapes import Scrape
 
 from tests.rigs.kubernetes.image import libraries_of
@@ -39,13 +40,23 @@ class ClusterPool:
         self.rig = rig
         self.folder = Path(tempfile.mkdtemp(prefix="sluice-k8s-", dir="/tmp"))
         self.bundle = bundle
+        self._nvml = self.folder / "nvml"
+        self._nvml.touch()
+        driver = self.folder / "driver"
+        driver.mkdir()
         self.plane = ControlPlane(
             self.folder,
             auth={"required": "yes", "requests_per_second": 0},
             token_file=self.folder / "node.token",
             # a server that is killed in a test is away for a moment, not lost
-            server={"node_name": NODE, "prestart_workers": 1},
+            server={
+                "node_name": NODE,
+                "prestart_workers": 1,
+                "driver": make_faulty_driver(driver),
+            },
+            environment={"SLUICE_FAKE_NVML": str(self._nvml)},
             metrics={},
+            suspend={"swap_mib": 64, "drain_seconds": 60},
             patience=10,
         )
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
@@ -196,6 +207,17 @@ cdi_dir = {self.rig.cdi}
         text = httpx.get(f"{self.plane.metrics_url}/metrics").text
         return [dict(labels) for labels in Scrape(text).series("sluice_vgpu_pod")]
 
+    def fail_gpu(self, xid: int) -> None:
+        """Its card reports an error."""
+        with self._nvml.open("a") as file:
+            file.write(f"xid 0 {xid}\n")
+
+    def clear_fault(self) -> None:
+        """An operator says that the card is well; a server that restarts reads nothing else."""
+        self._nvml.write_text("#" * (self._nvml.stat().st_size - 1) + "\n")
+        [gpu] = self.plane.rest.get("/gpus").json()["gpus"]
+        assert self.plane.rest.delete(f"/gpus/{gpu['uuid']}/fault").status_code == 202
+
     # the cluster
 
     def slices(self) -> list[dict[str, Any]]:
@@ -219,6 +241,11 @@ cdi_dir = {self.rig.cdi}
         with contextlib.suppress(Exception):
             return str(self.rig.get("-n", namespace, "pod", pod)["status"].get("phase", ""))
         return ""
+
+    def reasons(self, pod: str) -> list[str]:
+        """What Sluice's own events say of why a pod waits."""
+        listed = self.rig.get("events", "--field-selector", f"involvedObject.name={pod}")["items"]
+        return [each["message"] for each in listed if each["reason"] == "WaitsForVGPU"]
 
     def wait_for_phase(self, pod: str, *phases: str, namespace: str = "default") -> str:
         """Until a pod is in one of them; which."""

@@ -13,7 +13,6 @@ import json
 import signal
 import ssl
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -112,12 +111,6 @@ class ExtendedPool:
         whole: dict[str, Any] = found
         return whole
 
-    def move_to(self, port: int) -> None:
-        """Scheduler and API server ask there from now on."""
-        self.port = port
-        self.rig.extend_scheduler(self.extender())
-        self.put_webhook()
-
     def ca_bundle(self) -> str:
         """What certificates are checked with, as the webhook's configuration has it."""
         return base64.b64encode((self._tls / "tls.crt").read_bytes()).decode()
@@ -188,8 +181,3 @@ def asking(
     wanted = {VGPU: count, MEMORY: memory, COMPUTE: compute}
     limits = {resource: str(number) for resource, number in wanted.items() if number}
     return container(name, *command, claim="", resources={"limits": limits}, **more)
-
-
-def log_of(cluster: ClusterPool, part: str) -> str:
-    """What a part has said."""
-    return Path(cluster.folder / f"{part}.out").read_text()

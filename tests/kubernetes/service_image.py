@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image with `sluice-kubernetes`, of this machine's Python and what the program imports.
+"""Images with Sluice's programs for clusters, of this machine's Python and what they import.
 
 What `pip install sluice-gpu[kubernetes]` would bring into an image of Python's, without a builder.
 """
@@ -17,24 +17,27 @@ from pathlib import Path
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import CHECKOUT, KubernetesRig
 
-NAME = "docker.io/library/sluice-kubernetes:0.2"  # as the manifests have it
+PARTS, CONTROLLER = "sluice-kubernetes", "sluice-controller"
+_MODULES = {PARTS: "sluice.kubernetes.__main__", CONTROLLER: "sluice.controller.__main__"}
 _LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 _IMPORTED = """
 import json, sys
 import httpx, httpcore._async.http11, anyio._backends._asyncio  # when httpx is first used
-import sluice.kubernetes.__main__
+import importlib
+importlib.import_module(sys.argv[1])
 httpx.AsyncClient()
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 _SCRIPT = """#!/usr/local/bin/python3
 import sys
-from sluice.kubernetes.__main__ import main
+from @MODULE@ import main
 sys.exit(main())
 """
 
 
-def load(rig: KubernetesRig) -> None:
-    """Hands the image to containerd; raises OSError, CalledProcessError."""
+def load(rig: KubernetesRig, program: str = PARTS) -> None:
+    """Hands an image with one of them to containerd; raises OSError, CalledProcessError."""
+    module = _MODULES[program]
     files: dict[str, Path | str] = {}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     home = f"usr/local/lib/{version}"
@@ -46,7 +49,7 @@ def load(rig: KubernetesRig) -> None:
     for path in _files(standard):
         files[f"{home}/{path.relative_to(standard)}"] = path
     packages = Path(sysconfig.get_path("purelib"))
-    for name in _imported():
+    for name in _imported(module):
         for found in (packages / name, *packages.glob(f"{name}.*")):
             for path in _files(found):
                 files[f"{home}/site-packages/{path.relative_to(packages)}"] = path
@@ -59,14 +62,16 @@ def load(rig: KubernetesRig) -> None:
     files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
-        script.write_text(_SCRIPT)
-        files["usr/local/bin/sluice-kubernetes"] = script
-        rig.load_image(NAME, files)
+        script.write_text(_SCRIPT.replace("@MODULE@", module))
+        files[f"usr/local/bin/{program}"] = script
+        # as the manifests have it
+        entrypoint = f"/usr/local/bin/{program}"
+        rig.load_image(f"docker.io/library/{program}:0.2", files, entrypoint=entrypoint)
 
 
-def _imported() -> list[str]:
+def _imported(module: str) -> list[str]:
     ran = subprocess.run(
-        [sys.executable, "-c", _IMPORTED],
+        [sys.executable, "-c", _IMPORTED, module],
         env={"PYTHONPATH": str(CHECKOUT / "python"), "PATH": "/usr/bin:/bin"},
         check=True,
         capture_output=True,

@@ -315,6 +315,39 @@ def test_names_of_253_signs_are_names(extender: Extender) -> None:
     assert list(answer["FailedAndUnresolvableNodes"]) == [LONG]
 
 
+def test_nobody_is_evicted_for_a_vgpu(extender: Extender) -> None:
+    """Where a pod's vGPUs are free it lacks something else, and that is the cluster's to settle."""
+    victims = {name: {"Pods": [{"UID": "other"}], "NumPDBViolations": 1} for name in ("n1", "n2")}
+    wants = pod_object(**{"sluice.io/vgpu": "3"})
+    asked = {"Pod": wants, "NodeNameToMetaVictims": victims}
+    assert extender.preempt(asked) == {"NodeNameToMetaVictims": {"n1": victims["n1"]}}
+    extender.devices.take_pod(want(("c", 2, 1, 1), uid="other"), "n1")
+    assert extender.preempt(asked) == {"NodeNameToMetaVictims": {}}
+    extender.devices.drop_pod("other")
+    large = pod_object(**{"sluice.io/vgpu": "1", "sluice.io/vgpu-memory-mib": "5000"})
+    assert extender.preempt({**asked, "Pod": large}) == {"NodeNameToMetaVictims": {}}
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        None,
+        [],
+        {"n1": None},
+        {"n1": {"Pods": {}}},
+        {"n1": {"Pods": [7]}},
+        {"n1": {"Pods": [], "NumPDBViolations": "x"}},
+        {"x" * 254: {"Pods": []}},
+    ],
+)
+def test_victims_that_the_scheduler_cannot_have_named_are_nobody(
+    extender: Extender, victims: Any
+) -> None:
+    wants = pod_object(**{"sluice.io/vgpu": "1"})
+    asked = {"Pod": wants, "NodeNameToMetaVictims": victims}
+    assert extender.preempt(asked) == {"NodeNameToMetaVictims": {}}
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner),
@@ -324,7 +357,10 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(
-    JSON, st.sampled_from(list(itertools.product(("Pod", "NodeNames", "Node", "PodUID"), (1, 2))))
+    JSON,
+    st.sampled_from(
+        list(itertools.product(("Pod", "NodeNames", "Node", "NodeNameToMetaVictims"), (1, 2)))
+    ),
 )
 def test_whatever_is_sent_to_the_extender_is_answered(found: Any, where: tuple[str, int]) -> None:
     pool = AsyncPoolClient(Access.of("127.0.0.1:9", Credentials()), trust_env=False)
@@ -334,3 +370,4 @@ def test_whatever_is_sent_to_the_extender_is_answered(found: Any, where: tuple[s
     asked: dict[str, Any] = {"Pod": pod_object(), "NodeNames": ["n1"], where[0]: found}
     json.dumps(made.filter(asked))
     json.dumps(made.prioritize(asked))
+    json.dumps(made.preempt({"NodeNameToMetaVictims": {"n1": found}, **asked}))

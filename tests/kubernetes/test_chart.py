@@ -58,3 +58,29 @@ def test_a_chart_with_a_wrong_value_says_which() -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(says)):
             rendered(**values)
+
+
+def test_a_chart_for_a_cluster_without_services_says_so_everywhere() -> None:
+    objects = rendered(
+        mode="extended-resources",
+        hostNetwork=True,
+        environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": 6443},
+        extender__caBundle="QUJD",
+        extender__url="https://10.0.0.1:9443",
+    )
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for each in objects:
+        by_kind.setdefault(each["kind"], []).append(each)
+    for each in (*by_kind["Deployment"], *by_kind["DaemonSet"]):
+        spec = each["spec"]["template"]["spec"]
+        assert spec["hostNetwork"] is True
+        [container] = spec["containers"]
+        assert container["envFrom"][0]["configMapRef"]["name"] == "sluice-environment"
+    said = [m for m in by_kind["ConfigMap"] if m["metadata"]["name"] == "sluice-environment"]
+    assert {each["metadata"]["namespace"] for each in said} == {"sluice", "sluice-node"}
+    assert said[0]["data"]["KUBERNETES_SERVICE_PORT"] == "6443"  # a text, as a ConfigMap has it
+    labels = {each["metadata"]["name"]: each["metadata"]["labels"] for each in by_kind["Namespace"]}
+    assert labels["sluice"] == {"pod-security.kubernetes.io/enforce": "privileged"}
+    [webhook] = by_kind["MutatingWebhookConfiguration"][0]["webhooks"]
+    assert webhook["clientConfig"]["url"] == "https://10.0.0.1:9443/mutate"
+    assert "service" not in webhook["clientConfig"]

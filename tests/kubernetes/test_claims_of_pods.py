@@ -15,6 +15,7 @@ from tests.kubernetes.cluster_pool import (
     pod,
     template,
 )
+from tests.kubernetes.work import job, names_of_job, rights_of
 
 pytestmark = pytest.mark.kubernetes
 
@@ -138,3 +139,82 @@ def test_a_projects_quota_holds_for_its_namespace(cluster: ClusterPool) -> None:
     finally:
         assert cluster.plane.rest.delete("/quotas/kubernetes.default").status_code < 300
     assert "wrong 0" in cluster.finished("over")
+
+
+def test_claims_that_are_queued_or_over_a_quota_take_nothing_of_the_pool(
+    cluster: ClusterPool,
+) -> None:
+    """What a queue of jobs, such as Kueue, needs: suspended jobs, and a quota on the class."""
+    kind = {"apiVersion": "v1", "kind": "ResourceQuota"}
+    counted = f"{DRIVER}.deviceclass.resource.k8s.io/devices"
+    cluster.apply({**kind, "metadata": {"name": "claims"}, "spec": {"hard": {counted: "1"}}})
+    quota = ("resourcequota", "claims")
+    try:
+        wait_for(lambda: "used" in cluster.rig.get(*quota)["status"], 60, cluster.state)
+        computes = pod("", container("cuda", "/bin/vector_add"), claim_template="small")["spec"]
+        cluster.apply(
+            template("small", "500Mi", "10"),
+            job("queued", computes, suspend=True),
+            pod("first", container("cuda", "/bin/hold_vgpu", "600"), claim_template="small"),
+        )
+        wait_for(cluster.plane.session_worker_pids, 120, cluster.state)
+        assert cluster.rig.get(*quota)["status"]["used"] == {counted: "1"}
+        assert names_of_job(cluster, "queued") == []
+        cluster.apply(pod("beyond", container("cuda", "/bin/vector_add"), claim_template="small"))
+        said = f"exceeded quota: claims, requested: {counted}=1"
+        wait_for(
+            lambda: said in cluster.rig.kubectl("describe", "pod", "beyond"), 60, cluster.state
+        )
+        assert len(cluster.parts_of_reservation()) == 1
+        cluster.rig.kubectl("delete", "pod", "first", "beyond")
+        go_on = '{"spec": {"suspend": false}}'
+        cluster.rig.kubectl("patch", "job", "queued", "--type=merge", "-p", go_on)
+        status = lambda: cluster.rig.get("job", "queued")["status"]  # noqa: E731
+        wait_for(lambda: status().get("succeeded"), 120, cluster.state)
+    finally:
+        cluster.rig.kubectl("delete", *quota)
+
+
+def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool) -> None:
+    long = "x" * 253
+    pod_name = "y" * 200  # the kubelet makes a folder of it, the namespace and the UID
+    spec = template("own", "500Mi", "10")["spec"]["spec"]
+    made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+    opaque = {"driver": DRIVER, "parameters": {"memory": ["1Gi"], "size": {"of": 7}}}
+    odd = {"devices": {**spec["devices"], "config": [{"opaque": opaque}]}}
+    cluster.apply(
+        {**made, "metadata": {"name": long}, "spec": spec},
+        {**made, "metadata": {"name": "odd"}, "spec": odd},
+        pod(pod_name, container("cuda", "/bin/vector_add"), claim=long),
+        pod("odd", container("cuda", "/bin/vector_add"), claim="odd"),
+    )
+    assert "wrong 0" in cluster.finished(pod_name)
+    said = f"the claim's devices.config has parameters for {DRIVER}, which takes none"
+    wait_for(lambda: said in cluster.rig.kubectl("describe", "pod", "odd"), 60, cluster.state)
+    assert cluster.phase("odd") == "Pending"
+    assert cluster.parts_of_reservation() == []
+
+
+def test_the_parts_may_do_what_they_need_and_nothing_else(cluster: ClusterPool) -> None:
+    rights = {
+        "sluice-node:sluice-node": {"get resourceclaims", "get pods"},
+        "sluice:sluice-controller": {
+            "get resourceclaims",
+            "watch resourceclaims",
+            "create resourceslices",
+            "list deviceclasses",
+            "list pods",
+            "create events",
+        },
+    }
+    others = {
+        "get secrets",
+        "delete pods",
+        "patch pods",
+        "patch resourceclaims",
+        "patch resourceclaims/status",
+        "patch nodes",
+        "list events",
+    }
+    for account, may in rights.items():
+        assert rights_of(cluster, account, others.union(*rights.values())) == may

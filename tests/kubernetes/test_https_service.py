@@ -92,7 +92,7 @@ async def asker(keys: Path, *, client_ca: bool) -> AsyncIterator[Client]:
 def test_only_who_shows_the_schedulers_certificate_filters_and_binds(keys: Path) -> None:
     async def run() -> None:
         async for asks in asker(keys, client_ca=True):
-            for verb in ("filter", "prioritize", "bind"):
+            for verb in ("filter", "prioritize", "preempt", "bind"):
                 assert (await asks.post(verb, FILTER))[0] == 403
                 assert (await asks.post(verb, FILTER, shows="scheduler"))[0] == 200
             review = {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u", "object": {}}}
@@ -103,7 +103,7 @@ def test_only_who_shows_the_schedulers_certificate_filters_and_binds(keys: Path)
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "mutate"])
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "preempt", "bind", "mutate"])
 def test_a_body_that_is_no_object_is_refused_and_the_next_one_served(keys: Path, verb: str) -> None:
     async def run() -> None:
         async for asks in asker(keys, client_ca=False):

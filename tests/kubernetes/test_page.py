@@ -8,129 +8,115 @@ the rig lacks, which is said beside each. The two parts run as pods, with the ri
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from control_plane import wait_for
 from walkthrough import Instead, Walkthrough
 
-from tests.kubernetes.cluster_pool import CUDA_IMAGE, ClusterPool
-from tests.kubernetes.conftest import MANIFESTS
-from tests.rigs.kubernetes.rig import API_PORT, CHECKOUT, NODE, PROGRAMS
+from tests.kubernetes.cluster_pool import ClusterPool
+from tests.kubernetes.pages import INSTALLED, MANIFESTS, PAGE, nothing_told, shell, values
+from tests.rigs.kubernetes.rig import API_PORT
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
-INSTALLED = Path("/opt/sluice")
-OWN = ("namespaces.yaml", "rbac.yaml", "classes.yaml")
-#: There is no service network in the rig: pods reach the API server where it listens.
 ENVIRONMENT = (
-    "env: [{name: KUBERNETES_SERVICE_HOST, value: 127.0.0.1}, "
-    f'{{name: KUBERNETES_SERVICE_PORT, value: \\"{API_PORT}\\"}}]'
-)
-WITH_ENVIRONMENT = (
-    "s#imagePullPolicy: IfNotPresent#imagePullPolicy: IfNotPresent\\n          " + ENVIRONMENT + "#"
+    "for namespace in sluice sluice-node; do kubectl -n $namespace create configmap "
+    "sluice-environment --from-literal=KUBERNETES_SERVICE_HOST=127.0.0.1 "
+    f"--from-literal=KUBERNETES_SERVICE_PORT={API_PORT}; done"
 )
 
 
 @pytest.fixture
 def untold(cluster: ClusterPool, bundle: Path, service_image: None) -> Iterator[ClusterPool]:
     """A cluster that has been told nothing of Sluice, and a node with the guest bundle."""
-    rig = cluster.rig
-    for part in list(cluster.parts):
-        cluster.stop_part(part)
-    cluster.plane.rest.delete(f"/reservations/{cluster.whole['id']}")
-    rig.kubectl("delete", "resourceslices", "--all")
-    for name in reversed(OWN):
-        rig.kubectl("delete", "-f", str(MANIFESTS / name))
     if INSTALLED.exists():
         pytest.skip(f"{INSTALLED} is this machine's own")
-    INSTALLED.symlink_to(bundle)
-    try:
+    with nothing_told(cluster, bundle):
         yield cluster
-    finally:
-        INSTALLED.unlink()
-        rig.kubectl("delete", "pod,resourceclaimtemplate", "--all", "--timeout=120s")
-        wait_for(lambda: not rig.get("resourceclaims")["items"], 60, cluster.state)
-        for name in ("node.yaml", "controller.yaml"):
-            rig.kubectl("delete", "--ignore-not-found", "-f", str(MANIFESTS / name))
-        rig.kubectl("delete", "--ignore-not-found", "resourceslices", "--all")
-        for name in ("rbac.yaml", "namespaces.yaml"):
-            rig.kubectl("delete", "-f", str(MANIFESTS / name), "--timeout=120s")
-        for each in cluster.plane.rest.get("/reservations").json()["reservations"]:
-            cluster.plane.rest.delete(f"/reservations/{each['id']}")
-        for name in OWN:
-            rig.kubectl("apply", "-f", str(MANIFESTS / name))
-        cluster.begin()
 
 
 def test_kubernetes_page(untold: ClusterPool, tmp_path: Path) -> None:
-    rig = untold.rig
-    (tmp_path / ".sluice").mkdir()
-    token = tmp_path / ".sluice" / "token"
-    token.touch(0o600)
-    token.write_text(untold.plane.first_token())
-    path = f"{CHECKOUT / 'build' / 'bin'}:{PROGRAMS}:{os.environ['PATH']}"
-    environment = {**rig.environment, "HOME": str(tmp_path), "PATH": path}
-
-    def run(command: str, variables: Mapping[str, str]) -> str:
-        ran = subprocess.run(
-            ["timeout", "200", "bash", "-e", "-o", "pipefail", "-c", command],
-            env={**environment, **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        if ran.returncode:
-            raise AssertionError(f"{ran.stdout}{ran.stderr}\n{untold.state()}\n{pods(untold)}")
-        return ran.stdout
-
+    run = shell(untold, tmp_path)
     folder = untold.folder / "run"
-    places = f"s#path: /run/sluice#path: {folder}#; s#path: /var/run/cdi#path: {rig.cdi}#"
+    places = f"s#path: /run/sluice#path: {folder}#; s#path: /var/run/cdi#path: {untold.rig.cdi}#"
+    label = 'kubectl label node "$NODE" sluice.io/server=true'
     node = 'kubectl apply -f "$SOURCE/kubernetes/manifests/node.yaml"'
     controller = 'kubectl apply -f "$SOURCE/kubernetes/manifests/controller.yaml"'
     instead = {
+        label: Instead(
+            "the rig has no network of services: its pods reach the API server where it listens",
+            f"{label}\n{ENVIRONMENT}",
+        ),
         node: Instead(
             "the rig's server and container runtime have folders of their own",
-            f'sed -e "{WITH_ENVIRONMENT}; {places}" '
-            '"$SOURCE/kubernetes/manifests/node.yaml" | kubectl apply -f -',
+            f'sed -e "{places}" "$SOURCE/kubernetes/manifests/node.yaml" | kubectl apply -f -',
         ),
         controller: Instead(
             "pods of the rig reach nothing but their node: this one is on its network",
             "kubectl label --overwrite namespace sluice "
             "pod-security.kubernetes.io/enforce=privileged && "
-            f'sed -e "{WITH_ENVIRONMENT}; s#    spec:#    spec:\\n      hostNetwork: true#" '
+            'sed -e "s#    spec:#    spec:\\n      hostNetwork: true#" '
             '"$SOURCE/kubernetes/manifests/controller.yaml" | kubectl apply -f -',
         ),
     }
-    values = {
-        "SOURCE": str(CHECKOUT),
-        "CONTROLLER": f"127.0.0.1:{untold.plane.rest_port}",
-        "NODE": NODE,
-        "IMAGE": CUDA_IMAGE,
+    page = Walkthrough(PAGE, "From nothing to a CUDA program in a pod")
+    page.follow({"pool": run, "cluster": run}, values(untold), instead)
+
+
+def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
+    """By `helm install`; the scheduler is told of its extender as the page says."""
+    run = shell(untold, tmp_path)
+    rig = untold.rig
+    own = {
+        "hostNetwork": "true",
+        "extender.replicas": "1",
+        "extender.url": "https://127.0.0.1:9443",
+        "environment.KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "environment.KUBERNETES_SERVICE_PORT": str(API_PORT),
+        "paths.run": str(untold.folder / "run"),
+        "paths.cdi": str(rig.cdi),
     }
-    page = Walkthrough(
-        CHECKOUT / "docs" / "kubernetes.md", "From nothing to a CUDA program in a pod"
-    )
-    page.follow({"pool": run, "cluster": run}, values, instead)
-
-
-def pods(cluster: ClusterPool) -> str:
-    """What Sluice's own say."""
-    found = ""
-    for namespace in ("sluice", "sluice-node"):
-        for each in cluster.rig.get("-n", namespace, "pods")["items"]:
-            name = each["metadata"]["name"]
-            found += f"\n{name}: {json.dumps(each['status'].get('containerStatuses'))}\n"
-            for words in (("logs", name), ("logs", "--previous", name)):
-                if cluster.rig.try_kubectl("-n", namespace, *words):
-                    found += cluster.rig.kubectl("-n", namespace, *words)[-2000:]
-    return found
+    ca = "/etc/kubernetes/sluice-extender-ca.crt"
+    page = Walkthrough(PAGE, "Without DRA: from nothing to a CUDA program in a pod")
+    commands = {command.split()[0]: command for block in page.blocks for command in block.commands}
+    instead = {
+        commands["openssl"]: Instead(
+            "the API server of the rig reaches the extender at an address, not at its Service",
+            commands["openssl"].replace("DNS:", "IP:127.0.0.1,DNS:"),
+        ),
+        commands["helm"]: Instead(
+            "the rig has no network of services: pods are on their node's, which has folders of "
+            "its own",
+            commands["helm"] + "".join(f" --set {key}={value}" for key, value in own.items()),
+        ),
+        commands["install"]: Instead(
+            "the scheduler of the rig has a folder of its own",
+            commands["install"].replace(ca, f"{rig.run}/extender-ca.crt"),
+        ),
+        commands["sed"]: Instead(
+            "it reaches the extender at its node's address",
+            commands["sed"]
+            .replace("$(cat extender.address)", "127.0.0.1:9443")
+            .replace('sed "', f'sed "s#{ca}#{rig.run}/extender-ca.crt#; '),
+        ),
+        commands["systemctl"]: Instead(
+            "the rig has no systemd", lambda: rig.restart("kube-scheduler") or ""
+        ),
+    }
+    scheduler = rig.run / "scheduler.yaml"
+    scheduler.write_text(scheduler.read_text().partition("extenders:")[0])
+    try:
+        given = {**values(untold), "SCHEDULER": str(scheduler)}
+        page.follow({"pool": run, "cluster": run, "scheduler": run}, given, instead)
+        [grant] = untold.plane.rest.get("/grants", params={"state": "ended"}).json()["grants"][-1:]
+        [vgpu] = grant["vgpus"]
+        assert (vgpu["memory_mib"], vgpu["compute_percent"]) == (512, 10)
+    finally:
+        rig.extend_scheduler()
+        rig.kubectl("delete", "pod", "--all", "--timeout=120s")
+        run("helm uninstall sluice --wait --timeout 120s", {})
 
 
 def test_the_controllers_part_is_restricted(cluster: ClusterPool) -> None:

@@ -10,27 +10,31 @@ from collections.abc import Iterator
 import pytest
 from control_plane import wait_for
 
-from tests.kubernetes.chart import in_rig, rendered
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
-    LABEL,
     MEMORY_MIB,
     ClusterPool,
     container,
     pod,
 )
-from tests.kubernetes.extended_pool import (
-    MANIFESTS,
-    PARTS,
-    SPELLINGS,
-    SPELT,
-    VGPU,
-    ExtendedPool,
-    asking,
-    log_of,
+from tests.kubernetes.extended_pool import PARTS, VGPU, ExtendedPool, asking
+from tests.kubernetes.orders import every_order
+from tests.kubernetes.work import (
+    HOLDS,
+    LEAVES,
+    PODS,
+    WORKS,
+    held_sessions,
+    is_leaving,
+    job,
+    names_of_job,
+    restart,
+    rights_of,
+    served_job,
+    still_works,
 )
-from tests.kubernetes.work import HOLDS, PODS, WORKS, held_sessions, served_job, still_works
 from tests.rigs.kubernetes.rig import NODE, RigError
+from tests.rigs.kubernetes.second_node import second_node
 
 pytestmark = pytest.mark.kubernetes
 
@@ -92,6 +96,8 @@ def test_a_pod_without_room_is_pending_with_the_reason(
     assert cluster.phase("second") == "Pending"
     cluster.rig.kubectl("delete", "pod", "first")
     assert "wrong 0" in cluster.finished("second")
+    told = cluster.rig.get("pod", "second")["metadata"]["annotations"]
+    assert "sluice.io/waiting" in told  # by which the scheduler looked again
 
 
 def test_containers_of_a_pod_have_a_vgpu_each(cluster: ClusterPool, extended: ExtendedPool) -> None:
@@ -227,7 +233,7 @@ def test_without_cdi_mounts_and_variables_do(cluster: ClusterPool, extended: Ext
     assert not list(cluster.rig.cdi.glob("sluice-claim-*"))
 
 
-def test_every_part_restarts_while_a_pod_works(
+def test_every_part_restarts_in_every_order_while_pods_come_and_work(
     cluster: ClusterPool, extended: ExtendedPool
 ) -> None:
     cluster.apply(
@@ -239,25 +245,158 @@ def test_every_part_restarts_while_a_pod_works(
     )
     wait_for(lambda: held_sessions(cluster), 120, cluster.state)
     held = held_sessions(cluster)
-    kill = signal.SIGKILL
-    for part in ("extender", "device-plugin"):
-        cluster.stop_part(part, kill)
-        cluster.start_part(part)
-        still_works(cluster, "works")
-    cluster.plane.stop("server", kill)
-    cluster.plane.start_server()
-    still_works(cluster, "works")
-    cluster.plane.stop("controller", kill)
-    cluster.plane.start_controller()
-    said = "the kubelet has registered sluice.io/vgpu"
-    before = log_of(cluster, "device-plugin").count(said)
-    cluster.rig.end("kubelet", kill)
-    wait_for(lambda: log_of(cluster, "device-plugin").count(said) > before, 60, cluster.state)
-    extended.wait_for("device-plugin")
+    comes = {}
+    parts = ("kubelet", "device-plugin", "extender", "sluice-controller")
+    for number, part in enumerate(every_order(parts)):
+        restart(cluster, part)
+        if number % 16 == 15:
+            still_works(cluster, "works")
+            wait_for(extended.answers, 60, cluster.state)  # who makes a pod tries again
+            name = f"comes-{number}"
+            comes[name] = pod(name, asking("cuda", "/bin/vector_add", count=1, memory=500))
+            cluster.apply(comes[name])
+    for part in PARTS:
+        extended.wait_for(part)
+    restart(cluster, "sluice-server")
     still_works(cluster, "works")
     assert held_sessions(cluster) == held
     cluster.apply(pod("later", asking("cuda", "/bin/vector_add", count=1, memory=500)))
     assert "wrong 0" in cluster.finished("later")
+    for name, made in comes.items():
+        cluster.wait_for_phase(name, "Succeeded", "Failed")
+        if cluster.rig.get("pod", name)["status"].get("reason") == "UnexpectedAdmissionError":
+            # a kubelet that began anew was given it before the plugin was there: Kubernetes ends
+            # such pods, of every device plugin, and whoever made them makes them again
+            cluster.rig.kubectl("delete", "pod", name)
+            cluster.apply(made)
+        assert "wrong 0" in cluster.finished(name)
+
+
+def test_a_node_that_is_gone_and_comes_back_has_its_pods_anew(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    """As ten minutes: its pod is evicted, and nobody there hears of it until it is back."""
+    spec = pod("", asking("cuda", *HOLDS, count=1, memory=500), **LEAVES)["spec"]
+    cluster.apply(job("moves", spec))
+    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+    [session] = held_sessions(cluster)
+    [part] = cluster.parts_of_reservation()
+    [first] = names_of_job(cluster, "moves")
+    cluster.stop_part("device-plugin", signal.SIGKILL)
+    cluster.rig.stop("kubelet")
+    cluster.plane.stop("server", signal.SIGKILL)
+    try:
+        with second_node(cluster.rig):
+            wait_for(lambda: is_leaving(cluster, first), 120, cluster.state)
+        assert cluster.parts_of_reservation() == [part]  # it may be there still
+    finally:
+        cluster.rig.go_on("kubelet")
+        cluster.plane.start_server()
+        cluster.start_part("device-plugin")
+    wait_for(lambda: held_sessions(cluster) not in ([], [session]), 180, cluster.state)
+    assert first not in names_of_job(cluster, "moves")
+    [later] = held_sessions(cluster)  # of the pod in its place
+    assert later != session
+    [kept] = cluster.parts_of_reservation()
+    assert kept["owner"] != part["owner"]
+
+
+def test_a_pod_that_is_killed_in_its_init_container_leaves_nothing(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    sidecar = asking("side", *HOLDS, count=1, memory=200, restartPolicy="Always")
+    first = container("first", "/bin/sleep", "600", claim="")
+    cluster.apply(
+        pod(
+            "inits",
+            asking("cuda", "/bin/vector_add", count=1, memory=300),
+            initContainers=[sidecar, first],
+        )
+    )
+    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+    # of the container that has not begun there is room as well, and it is nobody else's
+    assert {p["slots"][0]["memory_mib"] for p in cluster.parts_of_reservation()} == {200, 300}
+    assert cluster.phase("inits") == "Pending"
+    cluster.rig.kubectl("delete", "pod", "inits", "--force", "--grace-period=0")
+    # clear() looks for what is left
+
+
+def test_two_namespaces_do_not_reach_each_others_grants(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    cluster.apply(pod("mine", asking("cuda", *HOLDS, count=1, memory=500)))
+    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+    [grant] = cluster.plane.grants()
+    [record] = (cluster.folder / "run" / "claims").glob("*/claim.json")
+    token = json.loads(record.read_text())["job"]
+    env = [{"name": "SLUICE_JOB", "value": token}, {"name": "SLUICE_WAIT", "value": "0"}]
+    theirs = pod("theirs", asking("cuda", "/bin/vector_add", count=1, memory=300, env=env))
+    kubectl = cluster.rig.kubectl
+    if not cluster.rig.try_kubectl("get", "namespace", "green"):
+        kubectl("create", "namespace", "green")
+    kubectl("-n", "green", "apply", "-f", "-", stdin=json.dumps(theirs))
+    try:
+        cluster.wait_for_phase("theirs", "Succeeded", "Failed", namespace="green")
+        # whatever became of its program, it is in no grant of another's, and its own has ended
+        wait_for(
+            lambda: [each["id"] for each in cluster.plane.grants()] == [grant["id"]],
+            60,
+            cluster.state,
+        )
+        of_grant = [s for s in cluster.plane.sessions("all") if s["grant_id"] == grant["id"]]
+        assert len(of_grant) == 1
+        # and on its own account and of its own size
+        ended = cluster.plane.rest.get("/grants", params={"state": "all"}).json()["grants"]
+        own = [each for each in ended if each["project"] == "kubernetes.green"]
+        assert all(each["vgpus"][0]["memory_mib"] == 300 for each in own)
+    finally:
+        kubectl("delete", "namespace", "green", "--timeout=120s")
+
+
+def test_nobody_is_evicted_for_a_vgpu(cluster: ClusterPool, extended: ExtendedPool) -> None:
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    cluster.apply({**kind, "metadata": {"name": "first-of-all"}, "value": 1_000_000})
+    holds = [f"holds-{number}" for number in range(4)]
+    cluster.apply(*(pod(n, asking("cuda", *HOLDS, count=1, memory=100)) for n in holds))
+    wait_for(lambda: len(held_sessions(cluster)) == 4, 120, cluster.state)
+    computes = asking("cuda", "/bin/vector_add", count=1, memory=100)
+    cluster.apply(pod("urgent", computes, priorityClassName="first-of-all"))
+    wait_for(lambda: extended.why_not_scheduled("urgent"), 60, cluster.state)
+    assert "Insufficient sluice.io/vgpu" in extended.why_not_scheduled("urgent")
+    assert all(not is_leaving(cluster, name) for name in holds)
+    assert len(held_sessions(cluster)) == 4
+    cluster.rig.kubectl("delete", "pod", holds[0])
+    assert "wrong 0" in cluster.finished("urgent")
+
+
+def test_what_is_queued_or_over_its_quota_takes_nothing_of_the_pool(
+    cluster: ClusterPool, extended: ExtendedPool
+) -> None:
+    """What a queue of jobs, such as Kueue, needs: suspended jobs, and quotas that count sizes."""
+    kind = {"apiVersion": "v1", "kind": "ResourceQuota"}
+    hard = {"requests.sluice.io/vgpu": "2", "requests.sluice.io/vgpu-memory-mib": "900"}
+    cluster.apply({**kind, "metadata": {"name": "vgpus"}, "spec": {"hard": hard}})
+    quota = ("resourcequota", "vgpus")
+    try:
+        wait_for(lambda: "used" in cluster.rig.get(*quota)["status"], 60, cluster.state)
+        computes = pod("", asking("cuda", "/bin/vector_add", count=1, memory=500))["spec"]
+        cluster.apply(job("queued", computes, suspend=True))
+        holds = pod("holds", asking("cuda", *HOLDS, count=1, memory=500))
+        cluster.apply(holds)
+        wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+        with pytest.raises(RigError, match=r"exceeded quota.*vgpu-memory-mib=500"):
+            cluster.apply({**holds, "metadata": {"name": "beyond"}})
+        used = cluster.rig.get(*quota)["status"]["used"]
+        assert used["requests.sluice.io/vgpu-memory-mib"] == "500"
+        [part] = cluster.parts_of_reservation()  # and our own books say the same
+        assert [slot["memory_mib"] for slot in part["slots"]] == [500]
+        assert names_of_job(cluster, "queued") == []
+        cluster.rig.kubectl("delete", "pod", "holds")
+        cluster.rig.kubectl("patch", "job", "queued", "-p", '{"spec": {"suspend": false}}', *MERGE)
+        succeeded = lambda: cluster.rig.get("job", "queued")["status"].get("succeeded")  # noqa: E731
+        wait_for(succeeded, 120, cluster.state)
+    finally:
+        cluster.rig.kubectl("delete", *quota)
 
 
 def test_more_pods_than_there_is_room_for_are_all_served(
@@ -267,60 +406,19 @@ def test_more_pods_than_there_is_room_for_are_all_served(
     served_job(cluster, PODS // 2, pod("", computes)["spec"])  # two at a time
 
 
-def test_a_webhook_that_is_down_stops_no_pod_without_vgpus_and_the_charts_pods_take_over(
-    cluster: ClusterPool, extended: ExtendedPool, service_image: None
+def test_a_webhook_that_is_down_stops_no_pod_without_vgpus(
+    cluster: ClusterPool, extended: ExtendedPool
 ) -> None:
-    """As `helm install` makes them, with the rights and the confinement that they have."""
-    for part in PARTS:
-        cluster.stop_part(part, signal.SIGKILL)
+    cluster.stop_part("extender", signal.SIGKILL)
     cluster.apply(pod("plain", container("c", "/bin/true", claim="")))
     cluster.wait_for_phase("plain", "Succeeded")
     wants = pod("wants", asking("cuda", "/bin/vector_add", memory=500))
     with pytest.raises(RigError, match="failed calling webhook"):
         cluster.apply(wants)
-    objects = rendered(
-        mode="extended-resources",
-        controllerAddresses=f"127.0.0.1:{cluster.plane.rest_port}",
-        tokens__cluster=(cluster.folder / "cluster.token").read_text(),
-        tokens__viewer=(cluster.folder / "viewer.token").read_text(),
-        settings={"spellings": SPELLINGS, "label": LABEL, "project": LABEL},
-        paths__run=str(cluster.folder / "run"),
-        paths__cdi=str(cluster.rig.cdi),
-        paths__bundle=str(cluster.bundle),
-        extender__caBundle=extended.ca_bundle(),
-        extender__otherResources=SPELT,
-    )
-    installed = [in_rig(each) for each in objects if each["kind"] != "MutatingWebhookConfiguration"]
-    kubectl = cluster.rig.kubectl
-    kubectl("label", "node", NODE, "sluice.io/server=true")
-    secret = ("-n", "sluice", "create", "secret", "tls", "sluice-extender-tls")
-    tls = cluster.folder / "tls"
-    try:
-        for namespace in ("sluice", "sluice-node"):
-            level = "pod-security.kubernetes.io/enforce=privileged"  # of the node's network
-            kubectl("label", "--overwrite", "namespace", namespace, level)
-        kubectl(*secret, f"--cert={tls}/tls.crt", f"--key={tls}/tls.key")
-        installed = [each for each in installed if each["kind"] != "Namespace"]
-        cluster.apply(*installed)
-        extended.move_to(9443)
-        for kind, name in (("daemonset", "device-plugin"), ("deployment", "extender")):
-            namespace = "sluice-node" if kind == "daemonset" else "sluice"
-            words = ("rollout", "status", f"{kind}/sluice-{name}", "--timeout=120s")
-            kubectl("-n", namespace, *words)
-        extended.wait_for("extender")
-        cluster.apply(wants)
-        assert "wrong 0" in cluster.finished("wants")
-        claims = cluster.folder / "run" / "claims"
-        wait_for(lambda: not list(claims.glob("*")), 60, cluster.state)
-        wait_for(lambda: not cluster.parts_of_reservation(), 60, cluster.state)
-    finally:
-        kept = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
-        listed = [each for each in installed if each["kind"] not in kept]
-        gone = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
-        kubectl("delete", "--ignore-not-found", "--cascade=foreground", "-f", "-", stdin=gone)
-        kubectl("-n", "sluice", "delete", "--ignore-not-found", "secret", "sluice-extender-tls")
-        kubectl("apply", "-f", str(MANIFESTS / "namespaces.yaml"))
-        kubectl("label", "node", NODE, "sluice.io/server-")
+    cluster.start_part("extender")
+    extended.wait_for("extender")
+    cluster.apply(wants)
+    assert "wrong 0" in cluster.finished("wants")
 
 
 def test_the_parts_may_do_what_they_need_and_nothing_else(
@@ -331,19 +429,7 @@ def test_the_parts_may_do_what_they_need_and_nothing_else(
         "sluice-node:sluice-device-plugin": {"get pods"},
     }
     others = {"get secrets", "create pods", "delete pods", "patch nodes", "patch nodes/status"}
-    every = others.union(*rights.values())
     for account, may in rights.items():
-        whose = f"--as=system:serviceaccount:{account}"
-        can = {
-            right
-            for right in every
-            if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *_resource(right))
-        }
+        can = rights_of(cluster, account, others.union(*rights.values()))
         assert can - {"get pods"} == may - {"get pods"}  # the extender gets what it lists
         assert may <= can
-
-
-def _resource(right: str) -> list[str]:
-    verb, resource = right.split()
-    name, _, part = resource.partition("/")
-    return [verb, name, *([f"--subresource={part}"] if part else [])]

@@ -10,43 +10,46 @@ import pytest
 from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.orders import every_order
 from tests.kubernetes.work import (
     HOLDS,
+    LEAVES,
     PODS,
     WORKS,
     held_sessions,
     holding,
+    is_leaving,
+    job,
+    names_of_job,
+    restart,
     served_job,
     still_works,
     working,
 )
+from tests.rigs.kubernetes.rig import NODE
+from tests.rigs.kubernetes.second_node import second_node
 
 pytestmark = pytest.mark.kubernetes
 
 
-def test_every_part_restarts_while_a_pod_works(cluster: ClusterPool) -> None:
+def test_every_part_restarts_in_every_order_while_pods_come_and_work(cluster: ClusterPool) -> None:
     working(cluster, "works")
     held = held_sessions(cluster)
-    kill = signal.SIGKILL
-    for part in ("node", "controller", "node"):
-        cluster.stop_part(part, kill)
-        cluster.start_part(part)
-        still_works(cluster, "works")
-    cluster.plane.stop("server", kill)
-    cluster.plane.start_server()
+    comes = []
+    for number, part in enumerate(every_order(("kubelet", "node", "sluice-controller"))):
+        restart(cluster, part)
+        if number % 2:
+            comes.append(f"comes-{number}")
+            added = container("cuda", "/bin/vector_add")
+            cluster.apply(pod(comes[-1], added, claim_template="small"))
     still_works(cluster, "works")
-    cluster.plane.stop("controller", kill)
-    cluster.plane.start_controller()
-    wait_for(lambda: cluster.plane.node_state() == "up")
-    still_works(cluster, "works")
-    for component in ("kubelet", "kube-apiserver", "kube-scheduler"):
-        cluster.rig.end(component, kill)
+    for part in ("sluice-server", "controller", "kube-apiserver", "kube-scheduler"):
+        restart(cluster, part)
         wait_for(lambda: cluster.rig.try_kubectl("get", "--raw", "/readyz"), 120, cluster.state)
         still_works(cluster, "works")
+    for name in comes:
+        assert "wrong 0" in cluster.finished(name)
     assert held_sessions(cluster) == held
-    # and a pod that comes afterwards is served as ever
-    cluster.apply(pod("later", container("cuda", "/bin/vector_add"), claim_template="small"))
-    assert "wrong 0" in cluster.finished("later")
 
 
 def test_a_pod_is_prepared_once_what_was_down_is_back(cluster: ClusterPool) -> None:
@@ -101,23 +104,40 @@ def test_a_pod_that_is_killed_in_its_init_container_leaves_nothing(cluster: Clus
     # clear() looks for what is left
 
 
-def test_a_node_that_is_gone_holds_nothing_for_pods_that_are_elsewhere(
+def test_a_node_that_is_gone_keeps_nothing_and_is_cleaned_when_it_is_back(
     cluster: ClusterPool,
 ) -> None:
-    holding(cluster, "lost")
+    """As ten minutes: it is not ready, its pods are evicted, an operator says that it is off."""
+    cluster.apply(
+        template("small", "500Mi", "10"),
+        job("moves", pod("", container("cuda", *HOLDS), claim_template="small", **LEAVES)["spec"]),
+    )
+    wait_for(lambda: held_sessions(cluster), 120, cluster.state)
+    [session] = held_sessions(cluster)
     [part] = cluster.parts_of_reservation()
+    [first] = names_of_job(cluster, "moves")
     cluster.stop_part("node", signal.SIGKILL)
     cluster.rig.stop("kubelet")
+    cluster.plane.stop("server", signal.SIGKILL)
+    off = "node.kubernetes.io/out-of-service"
     try:
-        cluster.rig.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
+        with second_node(cluster.rig):
+            wait_for(lambda: is_leaving(cluster, first), 120, cluster.state)
+        assert cluster.parts_of_reservation() == [part]  # it may be there still
+        cluster.rig.kubectl("taint", "node", NODE, f"{off}=shut-down:NoExecute")
         # the cluster has given the claim up, and so has the pool, though nobody is there to say so
         wait_for(lambda: not cluster.parts_of_reservation(), 120, cluster.state)
-        wait_for(lambda: not cluster.plane.session_worker_pids(), 60, cluster.state)
+        assert first not in names_of_job(cluster, "moves")
     finally:
+        cluster.rig.try_kubectl("taint", "node", NODE, f"{off}-")
         cluster.rig.go_on("kubelet")
+        cluster.plane.start_server()
         cluster.start_part("node")
     left = cluster.folder / "run" / "claims" / part["owner"].removeprefix("claim-")
     wait_for(lambda: not left.exists(), 120, cluster.state)
+    wait_for(lambda: held_sessions(cluster) not in ([], [session]), 120, cluster.state)
+    [later] = held_sessions(cluster)  # of the pod in its place
+    assert later != session
 
 
 def test_containers_of_a_pod_share_its_claim(cluster: ClusterPool) -> None:
@@ -161,8 +181,12 @@ def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) ->
         cluster.rig.kubectl("-n", "blue", "apply", "-f", "-", stdin=json.dumps(each))
     try:
         cluster.wait_for_phase("theirs", "Succeeded", "Failed", namespace="blue")
-        # whatever became of its program, it is in no grant of another's
-        assert [each["id"] for each in cluster.plane.grants()] == [grant["id"]]
+        # whatever became of its program, it is in no grant of another's, and its own has ended
+        wait_for(
+            lambda: [each["id"] for each in cluster.plane.grants()] == [grant["id"]],
+            60,
+            cluster.state,
+        )
         sessions = cluster.plane.sessions("all")
         of_grant = [each for each in sessions if each["grant_id"] == grant["id"]]
         assert len(of_grant) == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -24,7 +25,9 @@ from sluice.kubernetes.slices import (
     Reach,
     devices_of,
     is_for,
+    keep_times,
     lacks_division,
+    lacks_taints,
     same_spec,
     slices_of,
 )
@@ -70,12 +73,15 @@ def reservation(*slots: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def published(*slots: dict[str, Any], divided: bool = True, **of_gpu: Any) -> list[dict[str, Any]]:
+def published(
+    *slots: dict[str, Any], divided: bool = True, tainted: bool = False, **of_gpu: Any
+) -> list[dict[str, Any]]:
     found = devices_of(
         [reservation(*slots)],
         {f"n1:{UUID}": gpu(**of_gpu)},
         {"n1": {"rack": "r12"}},
         divided=divided,
+        tainted=tainted,
     )
     return found.get("n1", [])
 
@@ -175,6 +181,47 @@ def test_a_spec_that_says_the_same_is_not_written_again() -> None:
     assert lacks_division([{**stored, "devices": dropped}])
 
 
+def test_a_gpu_that_takes_nothing_new_has_a_taint_or_leaves() -> None:
+    for of_gpu, value, effect in (
+        ({"health": "fault"}, "fault", "NoExecute"),
+        ({"health": "fault", "state": "lost"}, "fault", "NoExecute"),
+        ({"health": "held"}, "held", "NoSchedule"),
+        ({"state": "lost"}, "lost", "NoSchedule"),
+        ({"mode": "draining"}, "drained", "NoSchedule"),
+    ):
+        [device] = published(slot(), tainted=True, **of_gpu)
+        taint = {"key": "vgpu.sluice.io/condition", "value": value, "effect": effect}
+        assert device["taints"] == [taint]
+        assert published(slot(), **of_gpu) == []
+    [device] = published(slot(), tainted=True, health="flagged")
+    assert "taints" not in device
+
+
+def test_a_taint_that_stays_is_not_written_again_and_keeps_its_time() -> None:
+    began = "2026-11-01T00:00:00Z"
+    [spec] = slices_of("n1", published(slot(), tainted=True, health="fault"), Reach())
+    stored = copy.deepcopy(spec)
+    stored["devices"][0]["taints"][0]["timeAdded"] = began
+    assert same_spec(spec, stored)
+    keep_times([spec], [stored])
+    assert spec["devices"][0]["taints"][0]["timeAdded"] == began
+    [held] = slices_of("n1", published(slot(), tainted=True, health="held"), Reach())
+    keep_times([held], [stored])
+    assert "timeAdded" not in held["devices"][0]["taints"][0]
+    # an older cluster drops what it does not know
+    wanted = {"n1": spec["devices"]}
+    assert not lacks_taints(wanted, [stored])
+    del stored["devices"][0]["taints"]
+    assert lacks_taints(wanted, [stored])
+
+
+def test_slices_with_taints_have_half_as_many_devices() -> None:
+    devices = [{"name": f"d{number}"} for number in range(100)]
+    assert len(slices_of("n1", devices, Reach())) == 1
+    devices[7]["taints"] = [{"key": "k"}]
+    assert [len(s["devices"]) for s in slices_of("n1", devices, Reach())] == [64, 36]
+
+
 def claim(*results: dict[str, Any]) -> dict[str, Any]:
     return {
         "metadata": {"uid": UID, "namespace": "red", "name": "c"},
@@ -223,6 +270,22 @@ def test_a_device_that_is_not_divided_is_taken_whole() -> None:
 )
 def test_what_is_wrong_with_a_claim_is_said(found: dict[str, Any], says: str) -> None:
     with pytest.raises(ClaimError, match=says):
+        read_claim(found, UID)
+
+
+@pytest.mark.parametrize("parameters", [None, {}, [], 7, "x" * 10_000, {"memory": ["1Gi"]}])
+@pytest.mark.parametrize(("source", "whose"), [("FromClaim", "claim"), ("FromClass", "class")])
+def test_parameters_of_a_claim_are_refused_and_not_passed_over(
+    parameters: Any, source: str, whose: str
+) -> None:
+    found = claim(result())
+    opaque = {"driver": "vgpu.sluice.io", "parameters": parameters}
+    others = {"source": source, "opaque": {**opaque, "driver": "other.example.com"}}
+    devices = found["status"]["allocation"]["devices"]
+    devices["config"] = [others]
+    assert read_claim(found, UID).reservation == ID
+    devices["config"] = [others, {"source": source, "opaque": opaque}]
+    with pytest.raises(ClaimError, match=f"the {whose}'s devices.config .* capacity"):
         read_claim(found, UID)
 
 

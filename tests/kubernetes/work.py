@@ -7,6 +7,8 @@ Used by the tests of what a cluster does to a pool, with DRA and without.
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterable
 from typing import Any
 
 from control_plane import wait_for
@@ -18,6 +20,18 @@ from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
 WORKS = ("sh", "-c", "while :; do /bin/vector_add; sleep 0.3; done")
 #: Has one session, which is to outlive what is restarted.
 HOLDS = ("/bin/hold_vgpu", "600")
+#: A pod that leaves a node which is gone at once, and not after five minutes.
+LEAVES = {
+    "tolerations": [
+        {
+            "key": f"node.kubernetes.io/{key}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": 1,
+        }
+        for key in ("not-ready", "unreachable")
+    ]
+}
 PODS = int(os.environ.get("SLUICE_KUBERNETES_PODS", "12"))
 
 
@@ -43,6 +57,22 @@ def working(cluster: ClusterPool, name: str) -> None:
     still_works(cluster, name)
 
 
+def restart(cluster: ClusterPool, part: str) -> None:
+    """Kills a part of Sluice's or of the cluster's, and has it begin anew."""
+    kill = signal.SIGKILL
+    if part in cluster.parts:
+        cluster.stop_part(part, kill)
+        cluster.start_part(part)
+    elif part == "sluice-controller":
+        cluster.plane.stop("controller", kill)
+        cluster.plane.start_controller()
+    elif part == "sluice-server":
+        cluster.plane.stop("server", kill)
+        cluster.plane.start_server()
+    else:
+        cluster.rig.restart(part)
+
+
 def held_sessions(cluster: ClusterPool) -> list[str]:
     running = cluster.plane.sessions("running")
     return [each["id"] for each in running if each["program"] == "hold_vgpu"]
@@ -56,28 +86,35 @@ def still_works(cluster: ClusterPool, name: str) -> None:
 
 
 def additions(cluster: ClusterPool, name: str) -> int:
-    words = ("logs", name, "-c", "cuda")
-    if not cluster.rig.try_kubectl(*words):
-        return 0
-    log = cluster.rig.kubectl(*words)
+    log = cluster.rig.log_of(name, "cuda")
     assert "wrong" not in log.replace("wrong 0", "")
     return log.count("wrong 0")
 
 
-def served_job(cluster: ClusterPool, pods: int, spec: dict[str, Any]) -> None:
-    """A job of so many pods at once is served, and the pool never gives more than is reserved."""
-    job = {
+def job(name: str, pod_spec: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A Job."""
+    return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": "many"},
-        "spec": {
-            "completions": pods,
-            "parallelism": pods,
-            "backoffLimit": 0,
-            "template": {"spec": spec},
-        },
+        "metadata": {"name": name},
+        "spec": {**spec, "template": {"spec": pod_spec}},
     }
-    cluster.apply(job)
+
+
+def names_of_job(cluster: ClusterPool, name: str) -> list[str]:
+    """The pods of a Job."""
+    listed = cluster.rig.get("pods", "-l", f"job-name={name}")["items"]
+    return [each["metadata"]["name"] for each in listed]
+
+
+def is_leaving(cluster: ClusterPool, name: str) -> bool:
+    """Whether a pod is to end, and is there still."""
+    return bool(cluster.rig.get("pod", name)["metadata"].get("deletionTimestamp"))
+
+
+def served_job(cluster: ClusterPool, pods: int, spec: dict[str, Any]) -> None:
+    """A job of so many pods at once is served, and the pool never gives more than is reserved."""
+    cluster.apply(job("many", spec, completions=pods, parallelism=pods, backoffLimit=0))
 
     def finished() -> bool:
         parts = cluster.parts_of_reservation()
@@ -91,3 +128,16 @@ def served_job(cluster: ClusterPool, pods: int, spec: dict[str, Any]) -> None:
     wait_for(finished, 60 + 20 * pods, cluster.state)
     logs = cluster.rig.kubectl("logs", "-l", "job-name=many", "--tail=-1", "--max-log-requests=500")
     assert logs.count("wrong 0") == pods
+
+
+def rights_of(cluster: ClusterPool, account: str, asked: Iterable[str]) -> set[str]:
+    """Which of these a service account (NAMESPACE:NAME) has, each `VERB RESOURCE[/PART]`."""
+    whose = f"--as=system:serviceaccount:{account}"
+    found = set()
+    for right in asked:
+        verb, _, resource = right.partition(" ")
+        name, _, part = resource.partition("/")
+        words = [verb, name, *([f"--subresource={part}"] if part else [])]
+        if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *words):
+            found.add(right)
+    return found

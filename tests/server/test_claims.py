@@ -253,3 +253,13 @@ def test_what_is_wrong_is_named(claims: Claims, field: str, value: object) -> No
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"{}", b'{"prepare": 1}', b'{"fly": {}}'])
 def test_rubbish_is_refused(claims: Claims, line: bytes) -> None:
     assert ask_claims(claims.run_dir, line)["error"]
+
+
+@needs_native
+def test_it_is_said_how_this_hosts_gpus_are(claims: Claims) -> None:
+    found = ask_claims(claims.run_dir, {"gpus": {}})
+    [gpu] = claims.plane.rest.get("/gpus").json()["gpus"]
+    well = {"fault": "", "held": "", "note": ""}
+    assert found == {"node": gpu["node"], "gpus": {gpu["uuid"]: well}}
+    for asked in ({"gpus": []}, {"gpus": None}, {"gpus": {}, "list": {}}):
+        assert "error" in ask_claims(claims.run_dir, asked)

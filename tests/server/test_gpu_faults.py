@@ -7,7 +7,6 @@ libnvidia-ml.so.1 of the tests' own (fake_nvml_events.c) that NVIDIA's Python fo
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from control_plane import Client, ControlPlane, running, wait_for
+from faulty_driver import make_faulty_driver
 from holder import Holder
 from scrapes import scrape
 
-from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
+from sluice.config.native_files import NativeFileMissing
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
@@ -68,16 +68,9 @@ class Faults:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The software GPU under the name of NVIDIA's driver, beside the tests' NVML."""
     try:
-        software = find_native(SOFTGPU)
+        return make_faulty_driver(tmp_path_factory.mktemp("driver"))
     except NativeFileMissing:
         pytest.skip("the native part is not built")
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "libcuda.so.1").symlink_to(software)
-    source = Path(__file__).with_name("fake_nvml_events.c")
-    library = folder / "libnvidia-ml.so.1"
-    options = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
-    subprocess.run(["gcc", *options, "-o", str(library), str(source)], check=True)
-    return folder / "libcuda.so.1"
 
 
 @pytest.fixture

@@ -16,5 +16,17 @@
 {{- $text = replace "storage: 2Gi" (printf "storage: %s" $values.pool.storage) $text -}}
 {{- $text = replace "controller_addr = sluice-pool.sluice.svc:9123" (printf "addresses = %s" $values.controllerAddresses) $text -}}
 {{- $text = replace "replicas: 2" (printf "replicas: %d" (int $values.extender.replicas)) $text -}}
+{{- if $values.hostNetwork }}
+{{- $text = replace "pod-security.kubernetes.io/enforce: restricted" "pod-security.kubernetes.io/enforce: privileged" $text -}}
+{{- range $part := list "controller" "extender" }}
+{{- $account := printf "serviceAccountName: sluice-%s\n" $part }}
+{{- $network := "      hostNetwork: true\n      dnsPolicy: ClusterFirstWithHostNet\n" }}
+{{- $text = replace $account (print $account $network) $text -}}
+{{- end }}
+{{- end }}
+{{- if $values.extender.url }}
+{{- $service := "service: {name: sluice-extender, namespace: sluice, path: /mutate}" }}
+{{- $text = replace $service (printf "url: %s/mutate" $values.extender.url) $text -}}
+{{- end }}
 {{- $text -}}
 {{- end -}}

@@ -59,11 +59,13 @@ start kube-apiserver kube-apiserver --etcd-servers "http://127.0.0.1:$ETCD_PORT"
   --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
   --allow-privileged --service-cluster-ip-range 10.96.0.0/24 --profiling=false $gates
 start containerd containerd --config "$RUN/containerd.toml"
-start kube-controller-manager kube-controller-manager --kubeconfig "$RUN/kcm.kubeconfig" --leader-elect=false \
+# A node that says nothing is gone after 8 s instead of 50; whoever is on it has the time that its tolerations say.
+start kube-controller-manager kube-controller-manager --node-monitor-grace-period 8s --kubeconfig "$RUN/kcm.kubeconfig" --leader-elect=false \
   --bind-address 127.0.0.1 --secure-port "$KCM_PORT" --root-ca-file "$PKI/ca.crt" --cert-dir "$RUN/kcm" \
   --service-account-private-key-file "$PKI/sa.key" --use-service-account-credentials --kube-api-qps 1000 \
   --kube-api-burst 1000 --flex-volume-plugin-dir "$RUN/volume-plugins" --profiling=false $gates
-start kube-scheduler kube-scheduler --config "$RUN/scheduler.yaml" --bind-address 127.0.0.1 --secure-port "$SCHED_PORT" \
+# As docs/kubernetes.md has it for clusters without DRA.
+start kube-scheduler kube-scheduler --pod-max-in-unschedulable-pods-duration 15s --config "$RUN/scheduler.yaml" --bind-address 127.0.0.1 --secure-port "$SCHED_PORT" \
   --cert-dir "$RUN/sched" $gates
 # The kubelet ends itself while the API server does not know its node: it comes when both its peers answer.
 for _ in $(seq 600); do

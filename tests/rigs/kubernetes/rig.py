@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rigs.kubernetes.image import write_image
+from tests.rigs.kubernetes.reading import NotRead, Reader
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
@@ -62,6 +63,7 @@ class KubernetesRig:
         self.cdi = RUN / "cdi"
         self.kubeconfig = RUN / "admin.kubeconfig"
         self._pki = RUN / "pki"
+        self._reading: Reader | None = None
         self.environment = {
             **os.environ,
             **PORTS,
@@ -91,6 +93,7 @@ class KubernetesRig:
         (KUBELET / "device-plugins").mkdir(parents=True, exist_ok=True)
         MINE.touch()
         self._make_keys()
+        self._reading = None
         self._configure(feature_gates)
         with (self.log / "init.log").open("ab") as out:
             process = subprocess.Popen(
@@ -142,6 +145,13 @@ class KubernetesRig:
             check=True,
         )
 
+    def restart(self, component: str) -> None:
+        """Kills one component, and returns when it runs again; it may have done nothing yet."""
+        place = RUN / f"{component}.nspid"
+        before = place.read_text()
+        self.end(component, signal.SIGKILL)
+        self.wait(f"a new {component}", lambda: place.read_text() not in ("", before), 30)
+
     def stop(self, component: str) -> None:
         """Ends one component until `go_on`."""
         (RUN / f"{component}.stopped").touch()
@@ -165,8 +175,18 @@ class KubernetesRig:
         return ran.stdout
 
     def get(self, *words: str) -> Any:
-        """An object, or a list of them."""
-        return json.loads(self.kubectl("get", *words, "-o", "json"))
+        """An object, or a list of them; raises RigError."""
+        try:
+            return self._reader().get(*words)
+        except NotRead as error:
+            raise RigError(f"get {' '.join(words)}: {error}") from None
+
+    def log_of(self, pod: str, container: str) -> str:
+        """What a container has said; "" where it has not begun, or nobody answers."""
+        try:
+            return self._reader().log(pod, container)
+        except NotRead:
+            return ""
 
     def load_image(
         self, name: str, files: Mapping[str, Path | str], *, entrypoint: str = ""
@@ -187,6 +207,13 @@ class KubernetesRig:
             time.sleep(0.1)
 
     # within
+
+    def _reader(self) -> Reader:
+        if self._reading is None:
+            [user] = json.loads(self.kubeconfig.read_text())["users"]
+            url = f"https://127.0.0.1:{API_PORT}"
+            self._reading = Reader(url, str(self._pki / "ca.crt"), user["user"]["token"])
+        return self._reading
 
     def _kubectl(
         self, words: tuple[str, ...], stdin: str | None

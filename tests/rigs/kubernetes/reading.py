@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads objects and logs of the rig's API server over one connection.
+
+Used by rig.py: tests look at the same objects again and again until something has come of them, and
+a kubectl for each look would keep one of two cores busy.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+NAMESPACED = {
+    "pod": "/api/v1",
+    "event": "/api/v1",
+    "resourcequota": "/api/v1",
+    "job": "/apis/batch/v1",
+    "resourceclaim": "/apis/resource.k8s.io/v1",
+    "resourceclaimtemplate": "/apis/resource.k8s.io/v1",
+}
+CLUSTERED = {"node": "/api/v1", "resourceslice": "/apis/resource.k8s.io/v1"}
+_OPTIONS = {"--field-selector": "fieldSelector", "-l": "labelSelector"}
+
+
+class NotRead(Exception):
+    """It is not there, or the API server does not answer; the text says which."""
+
+
+class Reader:
+    """Of one API server."""
+
+    def __init__(self, url: str, ca_file: str, token: str) -> None:
+        self._client = httpx.Client(
+            base_url=url,
+            verify=ssl.create_default_context(cafile=ca_file),
+            headers={"Authorization": f"Bearer {token}"},
+            trust_env=False,
+            timeout=60,
+        )
+
+    def get(self, *words: str) -> Any:
+        """As `kubectl get WORDS -o json` has it; raises NotRead."""
+        kinds, name, namespace, query = _read(words)
+        found = [self._of(kind, name, namespace, query).json() for kind in kinds]
+        if len(found) == 1:
+            return found[0]
+        return {"items": [item for each in found for item in each["items"]]}
+
+    def log(self, pod: str, container: str) -> str:
+        """What a container has said up to now; raises NotRead."""
+        path = f"/api/v1/namespaces/default/pods/{pod}/log"
+        return self._answer(path, {"container": container}).text
+
+    def _of(self, kind: str, name: str, namespace: str, query: dict[str, str]) -> httpx.Response:
+        singular = kind.removesuffix("s")
+        if singular in CLUSTERED:
+            path = f"{CLUSTERED[singular]}/{singular}s"
+        elif singular in NAMESPACED:
+            path = f"{NAMESPACED[singular]}/namespaces/{namespace}/{singular}s"
+        else:
+            raise NotRead(f"{kind} is not known here: add where its API is")
+        return self._answer(f"{path}/{name}" if name else path, query)
+
+    def _answer(self, path: str, query: dict[str, str]) -> httpx.Response:
+        try:
+            answer = self._client.get(path, params=query)
+        except httpx.HTTPError as error:
+            raise NotRead(f"{path}: {error!r}") from None
+        if answer.status_code != 200:
+            raise NotRead(f"{path}: {answer.status_code} {answer.text[:300]}")
+        return answer
+
+
+def _read(words: Sequence[str]) -> tuple[list[str], str, str, dict[str, str]]:
+    namespace, query, plain = "default", {}, []
+    rest = iter(words)
+    for word in rest:
+        if word == "-n":
+            namespace = next(rest)
+        elif word in _OPTIONS:
+            query[_OPTIONS[word]] = next(rest)
+        else:
+            plain.append(word)
+    [kinds, *name] = plain
+    return kinds.split(","), name[0] if name else "", namespace, query
