@@ -26,7 +26,14 @@ from release_wheel import fresh
 
 SUITE, PYTHON = "bookworm", "3.11"
 #: What the host's package needs of the distribution, and what a guest's installation runs.
-BASE_PACKAGES = ("ca-certificates", "python3", "libssl3", "libzstd1", "python3-libvirt", "util-linux")
+BASE_PACKAGES = (
+    "ca-certificates",
+    "python3",
+    "libssl3",
+    "libzstd1",
+    "python3-libvirt",
+    "util-linux",
+)
 IMAGES = ("controller", "server", "kubernetes", "guest")
 PROGRAMS = {"mmdebstrap": "mmdebstrap", "buildah": "buildah"}
 
@@ -85,7 +92,7 @@ def base_image(buildah: Buildah, root: Path, moment: int) -> str:
     root.unlink(missing_ok=True)
     mirrors = os.environ.get("MIRROR", "").split()
     command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"]
-    command += ["--customize-hook=rm -rf \"$1\"/var/cache/ldconfig \"$1\"/var/log/*.log"]
+    command += ['--customize-hook=rm -rf "$1"/var/cache/ldconfig "$1"/var/log/*.log']
     run([*command, SUITE, str(root), *mirrors], {"SOURCE_DATE_EPOCH": str(moment)})
     container = buildah.run("from", "scratch")
     buildah.run("add", "--quiet", container, str(root), "/")
@@ -98,7 +105,13 @@ class Buildah:
     """buildah with a storage of its own, which is the release's and goes with it."""
 
     def __init__(self, storage: Path, moment: int) -> None:
-        self._words = ["buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run")]
+        self._words = [
+            "buildah",
+            "--root",
+            str(storage / "root"),
+            "--runroot",
+            str(storage / "run"),
+        ]
         self._words += ["--storage-driver", "vfs"]
         self._environment = {"SOURCE_DATE_EPOCH": str(moment)}
 
@@ -136,5 +149,7 @@ def run(command: Sequence[str], environment: dict[str, str]) -> str:
         command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(f"release: {' '.join(command[:8])} … failed: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+        sys.exit(
+            f"release: {' '.join(command[:8])} … failed: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
     return done.stdout.strip()

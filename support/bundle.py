@@ -26,7 +26,7 @@ from sluice.config.sections import LogSection
 from sluice.config.version import own_version
 from sluice.guest_runtime.bundle_file import BundleFile, read_end
 from sluice.guest_runtime.ini_lines import read_lines
-from sluice.guest_runtime.secret_removal import settings_without_secrets
+from sluice.guest_runtime.secret_removal import secret_name, settings_without_secrets
 from sluice.guest_runtime.support_bundle import (
     MOST_FILE_BYTES,
     add_client,
@@ -115,6 +115,17 @@ def secret_files(paths: Iterable[Path]) -> list[Path]:
         with contextlib.suppress(OSError):
             found |= {each for each in path.parent.iterdir() if _is_secret(each)}
     return sorted(found)
+
+
+def secret_values(paths: Iterable[Path]) -> list[str]:
+    """What stands in these settings behind names of secrets, although it should be in a file."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            for line in read_lines(read_end(path, MOST_FILE_BYTES)[0]):
+                if line.value and secret_name(line.key):
+                    found.append(line.value)
+    return found
 
 
 def _named_in(text: str, folder: Path) -> Iterable[Path]:

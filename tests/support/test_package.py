@@ -52,9 +52,7 @@ def test_what_may_differ_is_no_fault(said: str) -> None:
         ("sluice", "rpm", "dnf reinstall sluice-guest"),
     ],
 )
-def test_what_is_gone_or_changed_is_named(
-    tmp_path: Path, name: str, kind: str, again: str
-) -> None:
+def test_what_is_gone_or_changed_is_named(tmp_path: Path, name: str, kind: str, again: str) -> None:
     asked: list[list[str]] = []
 
     def ask(command: list[str]) -> str:
