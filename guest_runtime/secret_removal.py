@@ -157,14 +157,20 @@ class SecretRemoval:
 
     def _without_random(self, run: re.Match[str]) -> str:
         """What somebody drew at random, by its mixture of signs: names and paths have none such."""
-        text = run[0]
-        kinds = ("[0-9]", "[a-z]", "[A-Z]")
-        if min(len(re.findall(kind, text)) for kind in kinds) < 3 or 10 * len(
-            re.findall("[-_+/]", text)
-        ) > len(text):
-            return text
+        if not _is_random(run[0]):
+            return run[0]
         self.removed += 1
         return LEFT_OUT
+
+
+def _is_random(text: str) -> bool:
+    """Few separators and some of every kind, or capitals that come and go as in no name."""
+    kinds = ("[0-9]", "[a-z]", "[A-Z]")
+    fewest = min(len(re.findall(kind, text)) for kind in kinds)
+    if fewest >= 3 and 10 * len(re.findall("[-_+/]", text)) <= len(text):
+        return True
+    changes = len(re.findall("[a-z](?=[A-Z])|[A-Z](?=[a-z])", text))
+    return fewest >= 1 and 100 * changes >= 15 * len(text)
 
 
 def settings_without_secrets(text: str, known: Iterable[str] | None = None) -> str:
