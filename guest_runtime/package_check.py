@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, List, Optional
 
 from .findings import Finding, bad, note, ok
 
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60
 _LINE = re.compile(r"(?P<what>\S+)\s+(?:(?P<kind>[cdglr])\s+)?(?P<path>/.*)")
 
 
-def package_home(of: Path = Path(__file__)) -> Optional[Path]:
+def package_home(of: Path = Path(__file__)) -> Path | None:
     """The package's folder that this module is in; None: it was not installed by a package."""
     for folder in of.resolve().parents:
         if folder.name in PACKAGES and (folder / "packaged").is_file():
@@ -34,7 +34,7 @@ def package_home(of: Path = Path(__file__)) -> Optional[Path]:
     return None
 
 
-def check_package(home: Path, ask: Optional[Callable[[List[str]], str]] = None) -> List[Finding]:
+def check_package(home: Path, ask: Callable[[list[str]], str] | None = None) -> list[Finding]:
     """One finding; `ask` runs a command and returns what it printed, or raises OSError."""
     name = PACKAGES[home.name]
     kind = (home / "packaged").read_text().strip()
@@ -53,7 +53,7 @@ def check_package(home: Path, ask: Optional[Callable[[List[str]], str]] = None) 
     return [bad("package", f"of {name} are missing or changed: {listed}{more}", again)]
 
 
-def changed_files(said: str) -> List[str]:
+def changed_files(said: str) -> list[str]:
     """The files that matter of what `dpkg --verify` or `rpm --verify` printed.
 
     A line is `??5??????   /path` or `missing  c /path`, where c and d are configuration and
@@ -71,7 +71,7 @@ def changed_files(said: str) -> List[str]:
     return found
 
 
-def _ask(command: List[str]) -> str:
+def _ask(command: list[str]) -> str:
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

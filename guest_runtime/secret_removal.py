@@ -43,6 +43,10 @@ _VALUE = r"""("[^"\n]*"?|'[^'\n]*'?|[^\s,;&|"'(){}\[\]]+)"""
 _EQUALS = r"""["']?[ \t]{0,4}(?:=>?|:(?!//))[ \t]{0,4}"""
 #: What of a URL's query may be a secret.
 _QUERY = r"sig|signature|code|auth|access_key|ticket|jwt|id_token"
+#: Addresses of which a part is the key.
+_HOOKS = r"""https?://(?:hooks?\.[^\s/"']{1,100}|[^\s/"']{1,100}/(?:api/)?(?:web)?hooks?)/"""
+#: What a sentence says a password is: in quotes, or of letters and digits.
+_TOLD = r""""[^"\n]*"|'[^'\n]*'|(?=\S{0,60}\d)(?=\S{0,60}[a-z])[^\s/]{6,}"""
 _HEADERS = r"(?:Proxy-)?Authorization|X-Auth-Token|X-Subject-Token|(?:Set-)?Cookie"
 _PATTERNS = tuple(
     (re.compile(pattern), instead)
@@ -71,8 +75,7 @@ _PATTERNS = tuple(
         (rf"""(?i)([?&#;](?:{_QUERY})=)[^\s&"'#]+""", rf"\1{LEFT_OUT}"),
         # addresses that let whoever knows them in
         (
-            r"""(?i)(https?://hooks?\.[^\s/"']{1,100}/|https?://[^\s/"']{1,100}/(?:api/)?(?:web)?hooks?/)"""
-            r"""[^\s"'<>]+""",
+            rf"""(?i)({_HOOKS})[^\s"'<>]+""",
             rf"\1{LEFT_OUT}",
         ),
         # in command lines, markup and sentences
@@ -80,8 +83,7 @@ _PATTERNS = tuple(
         (r"(?i)((?:^|\s)(?:-u|--user)[ \t=]+[^\s:]{1,100}:)\S+", rf"\1{LEFT_OUT}"),
         (rf"(?i)(<(?:[\w.-]{{0,40}})(?:{_NAMES})>)[^<\n]*", rf"\1{LEFT_OUT}"),
         (
-            r"""(?i)\b(pass(?:word|wd|phrase)|secret)([ \t]+(?:is[ \t]+)?)("[^"\n]*"|'[^'\n]*'"""
-            r"""|(?=\S{0,60}\d)(?=\S{0,60}[a-z])[^\s/]{6,})""",
+            rf"(?i)\b(pass(?:word|wd|phrase)|secret)([ \t]+(?:is[ \t]+)?)({_TOLD})",
             rf"\1\2{LEFT_OUT}",
         ),
         # crypt(3)

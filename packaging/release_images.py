@@ -77,6 +77,9 @@ def build(
         )
         buildah.run("push", "--quiet", image, f"oci:{layout}:sluice-{name}:{tag}")
     pack(layout, moment, target)
+    for path in (work / "storage", layout, context):
+        shutil.rmtree(path)
+    (work / "base.tar").unlink()
     return target
 
 
@@ -112,7 +115,6 @@ class Buildah:
             "--runroot",
             str(storage / "run"),
         ]
-        self._words += ["--storage-driver", "vfs"]
         self._environment = {"SOURCE_DATE_EPOCH": str(moment)}
 
     def run(self, *words: str) -> str:

@@ -8,7 +8,6 @@ its port may look alive.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +47,7 @@ def holders(port: int, root: Path = _ROOT) -> list[int]:
     found = set()
     for link in (root / "proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
-            target = os.readlink(link)
+            target = str(link.readlink())
             if target.startswith("socket:[") and target[8:-1] in inodes:
                 found.add(int(link.parts[-3]))
     return sorted(found)

@@ -77,7 +77,8 @@ class SystemdRoot(HostRoot):
             wait_for(self._is_up, message=lambda: self.output("systemd").read_text())
 
     def _is_up(self) -> bool:
-        assert self._engine and self._engine.poll() is None, self.output("systemd").read_text()
+        assert self._engine
+        assert self._engine.poll() is None, self.output("systemd").read_text()
         pid = self._engine.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if not children:

@@ -86,7 +86,7 @@ def test_dpkg_says_it_so_for_real(tmp_path: Path) -> None:
     control = "Package: sluice-test\nVersion: 1\nArchitecture: all\nMaintainer: t <t@localhost>\n"
     (tree / "DEBIAN/control").write_text(f"{control}Description: for a test\n")
     sums = subprocess.run(
-        "md5sum opt/x/*", shell=True, cwd=tree, check=True, capture_output=True, text=True
+        ["sh", "-c", "md5sum opt/x/*"], cwd=tree, check=True, capture_output=True, text=True
     ).stdout
     (tree / "DEBIAN/md5sums").write_text(sums)
     deb = tmp_path / "t.deb"
@@ -98,5 +98,7 @@ def test_dpkg_says_it_so_for_real(tmp_path: Path) -> None:
     subprocess.run([*own, "--log=/dev/null", "-i", deb], check=True)
     (root / "opt/x/gone").unlink()
     (root / "opt/x/changed").write_text("otherwise\n")
-    said = subprocess.run([*own, "--verify", "sluice-test"], capture_output=True, text=True)
+    said = subprocess.run(
+        [*own, "--verify", "sluice-test"], capture_output=True, text=True, check=False
+    )
     assert {Path(name).name for name in changed_files(said.stdout)} == {"gone", "changed"}
