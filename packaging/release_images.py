@@ -114,6 +114,8 @@ class Buildah:
             str(storage / "root"),
             "--runroot",
             str(storage / "run"),
+            # each driver makes layers of its own
+            *("--storage-driver", "overlay"),
         ]
         self._environment = {"SOURCE_DATE_EPOCH": str(moment)}
 
