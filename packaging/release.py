@@ -221,7 +221,11 @@ def main() -> int:
     parser.add_argument(
         "--without-images", action="store_true", help="no container images, which need root"
     )
-    parser.add_argument("--against", type=Path, help="a release of an earlier run, to compare with")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        help="a release of an earlier run, or the folder of its version's, to compare with",
+    )
     arguments = parser.parse_args()
     refuse_dirty()
     if arguments.against:
@@ -244,8 +248,10 @@ def main() -> int:
         print(line)
     print(f"release: {version} of {commit[:12]} is in {dist}")
     if arguments.against:
-        wrong = differences(dist, arguments.against)
-        print(f"release: differ from {arguments.against}: {', '.join(wrong) or 'none'}")
+        other = arguments.against
+        other = other if (other / "SHA256SUMS").exists() else other / version
+        wrong = differences(dist, other)
+        print(f"release: differ from {other}: {', '.join(wrong) or 'none'}")
         return 1 if wrong else 0
     return 0
 
