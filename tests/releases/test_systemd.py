@@ -14,9 +14,8 @@ from tests.guest_images.program import SAYS
 from tests.guest_images.root import fresh_roots
 
 from .conftest import ROOTS, Packages
-from .host_root import ADMIN
+from .host_root import ADMIN, BY_TCP, INIT, install_deb
 from .systemd_root import SystemdRoot
-from .test_host_packages import BY_TCP, INIT, install_deb
 
 UNITS = ("sluice-controller", "sluice-server")
 
