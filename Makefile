@@ -18,7 +18,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release test-release images gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release release-again test-release images gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -135,8 +135,11 @@ guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest
 host-packages: build/.packages native ## dist/sluice-host_*.deb and dist/sluice-host-*.rpm of this build, for this machine's system
 	$(PY) packaging/host_packages.py
 
-release: build/.packages ## dist/release/VERSION from a clean tree: wheel, packages, bundles, bill of materials, checksums (docs/releases.md)
+release: build/.packages build/.release ## dist/release/VERSION from a clean tree: wheel, packages, bundles, bill of materials, checksums (docs/releases.md)
 	flock build/.release.lock $(PY) packaging/release.py $(RELEASE_OPTIONS)
+
+release-again: build/.release ## the same once more, elsewhere and without ccache, and every file compared with that of `make release`
+	flock build/.release.lock $(PY) packaging/release.py --work build/release/again/work --dist build/release/again/dist --against dist/release $(RELEASE_OPTIONS)
 
 images: guest-bundle ## container images of controller, server, guest runtime and the parts of a Kubernetes cluster by buildah, of package mirrors alone (as root)
 	packaging/containers/base.sh $(MIRROR)
@@ -180,6 +183,10 @@ build/.rdma: build/.rig
 
 build/.packages: build/.base
 	dev/install_debian.sh packages
+	@touch $@
+
+build/.release: build/.packages
+	test "$$(id -u)" != 0 || dev/install_debian.sh release
 	@touch $@
 
 build/.host-roots: build/.packages dev/make_roots.sh

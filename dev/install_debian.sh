@@ -4,7 +4,7 @@
 # `install_debian.sh demo` for `make demo` (`demo-host` without its guest), `build` for the build and the tests without
 # guests, `rig` for guests under libvirt too,
 # `console` for Chromium,
-# `rdma` for soft RoCE in guests, `containers` for podman and roots of images, `packages` for the guest's deb and rpm,
+# `rdma` for soft RoCE in guests, `containers` for podman and roots of images, `packages` for debs and rpms, `release` for images too,
 # `images` for roots of distributions to install them in, `kubernetes` for a cluster of one node.
 set -eu
 compile="build-essential cmake ninja-build pkg-config python3-dev python3-venv libvirt-dev libibverbs-dev"
@@ -12,6 +12,7 @@ build="$compile git libgtest-dev etcd-server libvirt-clients libxml2-utils"
 rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu busybox-static kmod iproute2 udev"
 rdma="$build $rig rdma-core ibverbs-providers python3-pyverbs"
 packages="dpkg-dev rpm"
+release="$packages mmdebstrap buildah crun"
 console="$build chromium fonts-dejavu-core"
 kubernetes="$build runc containernetworking-plugins busybox-static procps util-linux iproute2 openssl"
 images="$packages mmdebstrap cpio dosfstools"
@@ -24,10 +25,11 @@ rig) wanted="$build $rig" ;;
 console) wanted=$console ;;
 rdma) wanted=$rdma ;;
 packages) wanted=$packages ;;
+release) wanted=$release ;;
 images) wanted=$images ;;
 kubernetes) wanted=$kubernetes ;;
 containers) wanted=$containers ;;
-*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|images|containers|kubernetes" >&2; exit 2 ;;
+*) echo "usage: $0 demo-host|demo|build|rig|console|rdma|packages|release|images|containers|kubernetes" >&2; exit 2 ;;
 esac
 missing=
 for package in $wanted; do

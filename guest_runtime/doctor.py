@@ -23,12 +23,19 @@ from .installation import find_installation
 from .installation_check import check_installation, check_loader
 from .loader_check import check_loading
 from .machine_check import check_group, check_machine
+from .package_check import check_package, package_home
 from .settings_check import check_files, check_token, read_token, settings_files
 
 
 def machine_area() -> Area:
     """What has to be right before anything of Sluice is."""
     return Area("this machine", check_machine)
+
+
+def package_areas() -> list[Area]:
+    """The files of the deb or rpm that this is of; none where it is of no package."""
+    home = package_home()
+    return [Area("package", lambda: check_package(home))] if home else []
 
 
 def client_areas(version: str = VERSION) -> list[Area]:
@@ -88,5 +95,5 @@ def report(results: Sequence[Result], *, as_json: bool, quiet: bool) -> int:
 def doctor(words: Sequence[str]) -> int:
     """The command in a guest."""
     options = parser().parse_args(list(words))
-    results = examine([machine_area(), *client_areas()])
+    results = examine([machine_area(), *package_areas(), *client_areas()])
     return report(results, as_json=options.json, quiet=options.quiet)

@@ -18,7 +18,7 @@ from pathlib import Path
 from . import VERSION
 from .bundle_file import BundleFile
 from .configuration import SETTINGS, SYSTEM_FILE, read_settings
-from .doctor import client_areas, machine_area
+from .doctor import client_areas, machine_area, package_areas
 from .examination import Result, as_document, examine, one_line
 from .secret_removal import LEFT_OUT, SecretRemoval, secret_name, settings_without_secrets
 from .settings_check import settings_files, token_path
@@ -195,7 +195,7 @@ def support_bundle(words: Sequence[str]) -> int:
     removal = SecretRemoval()
     known_secrets(removal)
     bundle = BundleFile(removal)
-    add_examination(bundle, examine([machine_area(), *client_areas()]))
+    add_examination(bundle, examine([machine_area(), *package_areas(), *client_areas()]))
     add_versions(bundle, VERSION)
     add_client(bundle, options.log_mib << 20)
     add_machine(bundle)

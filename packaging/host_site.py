@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LOCK = CHECKOUT / "packaging" / "release" / "host.txt"
+#: What a cluster's image has besides; it names what the host has too, in the same versions.
+KUBERNETES_LOCK = LOCK.with_name("kubernetes.txt")
 #: Debian 12 and RHEL 8 to 10 have 3.11 or 3.12, Debian 13 has 3.13.
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = tuple(
@@ -33,37 +35,38 @@ class SiteError(Exception):
     """Two wheels do not fit into one folder; the message says why."""
 
 
-def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> list[Path]:
+def download(folder: Path, pythons: Sequence[str] = PYTHONS, lock: Path = LOCK) -> list[Path]:
     """The wheels that the lock names, for these Pythons; what is there is checked, not fetched."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "fetched.txt"
-    wanted = f"{' '.join(pythons)}\n{LOCK.read_text()}"
+    wanted = f"{' '.join(pythons)}\n{lock.read_text()}"
     if not stamp.exists() or stamp.read_text() != wanted:
-        fetch(folder, pythons)
+        fetch(folder, pythons, lock)
         stamp.write_text(wanted)
-    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in locked()]
+    names = locked(lock)
+    found = [path for path in sorted(folder.glob("*.whl")) if name_and_version(path) in names]
     found = [path for path in found if _is_for(path, pythons)]
     for path in found:
         if f"--hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" not in wanted:
-            sys.exit(f"host package: {path} is not what {LOCK.name} says: remove it")
+            sys.exit(f"host package: {path} is not what {lock.name} says: remove it")
     return found
 
 
-def fetch(folder: Path, pythons: Sequence[str]) -> None:
+def fetch(folder: Path, pythons: Sequence[str], lock: Path) -> None:
     """Has pip put them there, which checks their hashes."""
     for python in pythons:
         command = [sys.executable, "-m", "pip", "download", "--quiet"]
         command += ["--disable-pip-version-check", "--require-hashes", "--no-deps"]
         command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
         command += [word for name in PLATFORMS for word in ("--platform", name)]
-        command += ["--dest", str(folder), "--find-links", str(folder), "-r", str(LOCK)]
+        command += ["--dest", str(folder), "--find-links", str(folder), "-r", str(lock)]
         if subprocess.run(command, check=False).returncode:
-            sys.exit(f"host package: the wheels of {LOCK.name} for Python {python} were not found")
+            sys.exit(f"host package: the wheels of {lock.name} for Python {python} were not found")
 
 
-def locked() -> set[tuple[str, str]]:
+def locked(lock: Path = LOCK) -> set[tuple[str, str]]:
     """Name and version of everything in the lock that Linux installs."""
-    lines = re.findall(r"^([a-z0-9-]+)==([^\s;]+)(.*)$", LOCK.read_text(), re.MULTILINE)
+    lines = re.findall(r"^([a-z0-9-]+)==([^\s;]+)(.*)$", lock.read_text(), re.MULTILINE)
     return {(name, version) for name, version, rest in lines if "win32" not in rest}
 
 

@@ -8,7 +8,8 @@ of the machine is in it; `--against DIR` builds and says which files differ from
 The static runtime in the guest bundle is compiled by the system's compiler, so two machines have to
 have the same one.
 
-Container images are not made here yet: what makes them becomes one more line of `parts`.
+Container images need root and buildah and are as the distribution's mirror is (release_images.py);
+`--without-images` leaves them out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import offline
+import release_images
 import release_wheel
 from host_site import download
 from package_formats import CHECKOUT
@@ -57,6 +59,7 @@ class Release:
     dist: Path
     tools: Path
     jobs: int
+    images: bool
 
     def run(self, *words: str | Path) -> None:
         """Runs a script of the export with the release's tools."""
@@ -107,6 +110,23 @@ def version_of(source: Path) -> str:
     return str(project)
 
 
+def refuse_unwritten(source: Path, version: str) -> None:
+    """Ends the program where the changelog does not say what is new in this version.
+
+    A version that is not final yet (0.2.0.dev0) has its lines below [Unreleased].
+    """
+    final = re.fullmatch(r"[0-9.]+", version) is not None
+    wanted = version if final else "Unreleased"
+    text = (source / "CHANGELOG.md").read_text()
+    section = re.search(
+        rf"^## \[{re.escape(wanted)}\](?P<date>.*)\n(?P<text>(?:(?!## ).*\n)*)", text, re.MULTILINE
+    )
+    if section is None or "- " not in section["text"]:
+        sys.exit(f"release: CHANGELOG.md has nothing below `## [{wanted}]`: say what is new")
+    if final and not re.fullmatch(r" - \d{4}-\d{2}-\d{2}", section["date"]):
+        sys.exit(f"release: CHANGELOG.md: `## [{wanted}]` wants its day: ` - 2026-01-31`")
+
+
 def build(of: Release) -> None:
     """Every part, in this order."""
     wheel = of.keep(timed("wheel", lambda: build_wheel(of)))
@@ -118,6 +138,8 @@ def build(of: Release) -> None:
     whole = offline.contents(of.version, packages, bundle, [wheel, *wheels], sbom)
     name = f"sluice-offline-{of.version}"
     offline.pack(name, whole, of.moment, of.dist / f"{name}.tar")
+    if of.images:
+        timed("container images", lambda: build_images(of, bundle))
     files = {path.name: path.read_bytes() for path in of.dist.iterdir()}
     (of.dist / "SHA256SUMS").write_text(offline.checksums(files))
 
@@ -161,6 +183,15 @@ def build_sbom(of: Release, wheels: Sequence[Path]) -> Path:
     return target
 
 
+def build_images(of: Release, bundle: Path) -> Path:
+    """The container images, of the packages that are made."""
+    [deb] = of.dist.glob("sluice-host_*.deb")
+    target = of.dist / f"sluice-images-{of.version}.oci.tar"
+    wheels, work = of.work.parent / "kubernetes-wheels", of.work / "images"
+    work.mkdir(parents=True, exist_ok=True)
+    return release_images.build(of.version, deb, bundle, wheels, of.moment, work, target)
+
+
 def timed(name: str, make: Callable[[], Made]) -> Made:
     """Does it, and says how long it took."""
     began = time.monotonic()
@@ -187,27 +218,40 @@ def main() -> int:
     parser.add_argument("--dist", type=Path, default=CHECKOUT / "dist" / "release")
     parser.add_argument("--work", type=Path, default=CHECKOUT / "build" / "release" / "work")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--against", type=Path, help="a release of an earlier run, to compare with")
+    parser.add_argument(
+        "--without-images", action="store_true", help="no container images, which need root"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        help="a release of an earlier run, or the folder of its version's, to compare with",
+    )
     arguments = parser.parse_args()
     refuse_dirty()
     if arguments.against:
-        os.environ["CCACHE_RECACHE"] = (
-            "1"  # what an earlier run compiled would be the same for sure
-        )
+        # what an earlier run compiled would be the same for sure
+        os.environ["CCACHE_DISABLE"] = "1"
     commit = git("rev-parse", "HEAD")
     moment = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
     source = arguments.work / "source"
     export(commit, source)
     version = version_of(source)
+    refuse_unwritten(source, version)
+    if not arguments.without_images:
+        release_images.refuse_without_tools()
     dist = release_wheel.fresh(arguments.dist / version)
     tools = release_wheel.make_tools(arguments.work.parent / "tools")
-    build(Release(version, commit, moment, source, arguments.work, dist, tools, arguments.jobs))
+    folders = (source, arguments.work, dist, tools)
+    of = Release(version, commit, moment, *folders, arguments.jobs, not arguments.without_images)
+    build(of)
     for line in (dist / "SHA256SUMS").read_text().splitlines():
         print(line)
     print(f"release: {version} of {commit[:12]} is in {dist}")
     if arguments.against:
-        wrong = differences(dist, arguments.against)
-        print(f"release: differ from {arguments.against}: {', '.join(wrong) or 'none'}")
+        other = arguments.against
+        other = other if (other / "SHA256SUMS").exists() else other / version
+        wrong = differences(dist, other)
+        print(f"release: differ from {other}: {', '.join(wrong) or 'none'}")
         return 1 if wrong else 0
     return 0
 

@@ -42,7 +42,9 @@ def findings(config: ServerConfig) -> list[Finding]:
         if section.enable_relay:
             found.append(ok("relay", str(find_native("sluice-relay"))))
         driver = find_driver(section.driver)
-    except (NativeFileMissing, FileNotFoundError) as error:
+    except NativeFileMissing as error:
+        found.append(bad("native part", str(error), "install Sluice anew: a file of it is gone"))
+    except FileNotFoundError as error:
         # the text says what to do
         found.append(Finding(Verdict.BAD, "driver", str(error)))
     if section.enable_rdma:

@@ -352,8 +352,8 @@ class Server:
             from sluice.server.guests.service import Guests
         except ImportError as error:
             log.warning(
-                "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "
-                "[server] enable_kvm = false",
+                "guests are not served: %s; install python3-libvirt (with the deb) or the extra "
+                "`sluice-gpu[libvirt]`, or set [server] enable_kvm = false",
                 error,
             )
             return

@@ -26,7 +26,7 @@ from sluice.config.sections import LogSection
 from sluice.config.version import own_version
 from sluice.guest_runtime.bundle_file import BundleFile, read_end
 from sluice.guest_runtime.ini_lines import read_lines
-from sluice.guest_runtime.secret_removal import settings_without_secrets
+from sluice.guest_runtime.secret_removal import secret_name, settings_without_secrets
 from sluice.guest_runtime.support_bundle import (
     MOST_FILE_BYTES,
     add_client,
@@ -38,7 +38,7 @@ from sluice.guest_runtime.support_bundle import (
 from sluice.nova_driver.configuration import DEFAULT_PATH as OPENSTACK_FILE
 from sluice.nova_driver.configuration import OpenStackConfig
 from sluice.support.doctor import examined
-from sluice.support.parts import Part
+from sluice.support.parts import Part, log_folder_of
 
 MOST_SESSION_LOGS = 50
 MOST_SESSION_LOG_BYTES = 256 << 10
@@ -117,6 +117,17 @@ def secret_files(paths: Iterable[Path]) -> list[Path]:
     return sorted(found)
 
 
+def secret_values(paths: Iterable[Path]) -> list[str]:
+    """What stands in these settings behind names of secrets, although it should be in a file."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            for line in read_lines(read_end(path, MOST_FILE_BYTES)[0]):
+                if line.value and secret_name(line.key):
+                    found.append(line.value)
+    return found
+
+
 def _named_in(text: str, folder: Path) -> Iterable[Path]:
     for line in read_lines(text):
         name = line.key.lower()
@@ -137,13 +148,13 @@ def _is_secret(path: Path) -> bool:
     )
 
 
-def log_folder(path: Path) -> Path:
+def log_folder(service: str, path: Path) -> Path:
     """Where a service logs, also if the rest of its file is wrong: then it is needed most."""
     with contextlib.suppress(OSError):
         for line in read_lines(read_end(path.resolve(), MOST_FILE_BYTES)[0]):
             if (line.section, line.key) == ("log", "log_dir") and line.value:
                 return Path(line.value)
-    return LogSection().log_dir
+    return log_folder_of(service, LogSection().log_dir)
 
 
 def add_service_logs(bundle: BundleFile, name: str, folder: Path, most_bytes: int) -> None:
@@ -235,13 +246,14 @@ def collect(
     add_settings(bundle, server_file, controller_file)
     server_path = server_file or server_config.DEFAULT_PATH
     if Part.SERVER in parts:
-        add_server_logs(bundle, log_folder(server_path), most_log_bytes)
+        add_server_logs(bundle, log_folder("server", server_path), most_log_bytes)
         try:
             add_server(bundle, server_config.read_server_config(server_file))
         except ConfigError as error:
             bundle.leave_out("the server's metrics and folder", f"its file is wrong: {error}")
     if Part.CONTROLLER in parts:
-        folder = log_folder(controller_file or controller_config.DEFAULT_PATH)
+        path = controller_file or controller_config.DEFAULT_PATH
+        folder = log_folder("controller", path)
         add_service_logs(bundle, "controller", folder, most_log_bytes)
     for service in SERVICES:
         journal = ("journalctl", "--no-pager", "-n", "5000", "-u", service)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from sluice.cli.setup.answers import FILE as ANSWERS
 from sluice.guest_runtime.findings import Finding, bad, note, ok
 
 RENEW_DAYS = 14
@@ -46,15 +47,21 @@ def check_pair(
     names: Sequence[str] = (),
     ca_file: Path | None = None,
     days: int = RENEW_DAYS,
+    kind: str = "node",
 ) -> list[Finding]:
-    """A certificate and its key: do they fit, until when, for which of `names`, of which CA."""
-    renew = f"sluice ca issue {names[0] if names else 'NAME'}"
+    """A certificate and its key: do they fit, until when, for which of `names`, of which CA.
+
+    `kind` is what `sluice ca issue --for` is told.
+    """
+    renew = _renewal(cert_file, kind, names[0] if names else "NAME")
     try:
         certificate = x509.load_pem_x509_certificate(cert_file.read_bytes())
     except OSError as error:
         return [bad(setting, f"{cert_file}: {error.strerror}", f"put it there: {renew}")]
     except ValueError:
         return [bad(setting, f"{cert_file} holds no certificate in PEM", f"put it there: {renew}")]
+    has = names_in(certificate)
+    renew = _renewal(cert_file, kind, (*names, *has, "NAME")[0])
     found = []
     if trouble := private_file(f"{setting} key", key_file):
         found.append(trouble)
@@ -90,19 +97,26 @@ def check_pair(
         )
     elif left < days:
         found.append(note(setting, f"{cert_file} ends in {left} days", renew))
-    has = names_in(certificate)
     for name in names:
         if name not in has:
             found.append(
                 bad(
                     setting,
                     f"{cert_file} is for {', '.join(has) or 'nobody'}, and others look for {name}",
-                    f"sluice ca issue {name}",
+                    _renewal(cert_file, kind, name),
                 )
             )
     if ca_file and (trouble := _of_other_ca(setting, cert_file, certificate, ca_file, renew)):
         found.append(trouble)
     return found or [ok(setting, f"{cert_file}, for {', '.join(has)}, {left} more days")]
+
+
+def _renewal(cert_file: Path, kind: str, name: str) -> str:
+    """What issues it anew: `sluice init` where it made it, in a folder beside its answers."""
+    by_hand = f"sluice ca issue {'--for controller ' if kind == 'controller' else ''}{name}"
+    if any((folder / ANSWERS).exists() for folder in cert_file.parents[1:3]):
+        return f"sluice init, which issues it anew; by hand: {by_hand}"
+    return by_hand
 
 
 def private_file(setting: str, path: Path) -> Finding | None:

@@ -61,11 +61,13 @@ def support_bundle(
     from sluice.guest_runtime.bundle_file import BundleFile
     from sluice.guest_runtime.secret_removal import SecretRemoval
     from sluice.guest_runtime.support_bundle import finish, known_secrets, target_of
-    from sluice.support.bundle import add_state, collect, secret_files, settings_of
+    from sluice.support.bundle import add_state, collect, secret_files, secret_values, settings_of
     from sluice.support.doctor import parts_here
 
     removal = SecretRemoval()
-    known_secrets(removal, secret_files(settings_of(server_file, controller_file)))
+    settings = settings_of(server_file, controller_file)
+    known_secrets(removal, secret_files(settings))
+    removal.know(secret_values(settings))
     bundle = BundleFile(removal)
     print("looking at this host ...", file=sys.stderr)
     parts = parts_here(server_file, controller_file)

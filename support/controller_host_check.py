@@ -22,6 +22,8 @@ from sluice.guest_runtime.examination import Area
 from sluice.guest_runtime.findings import Finding, bad, note, ok
 from sluice.support.certificate_check import check_ca, check_pair, check_secret
 from sluice.support.disk_check import check_folder
+from sluice.support.parts import log_folder_of
+from sluice.support.port_check import check_taken
 
 
 def read_config(path: Path | None) -> tuple[ControllerConfig | None, list[Finding]]:
@@ -49,7 +51,8 @@ def check_store(config: ControllerConfig) -> list[Finding]:
     """The pool's state: is there room for it, and is it sound."""
     found = []
     if config.log.log_to_file:
-        found.append(check_folder("[log] log_dir", config.log.log_dir))
+        folder = log_folder_of("controller", config.log.log_dir)
+        found.append(check_folder("[log] log_dir", folder))
     if config.store.kind == "etcd":
         return [*found, *(_etcd(each) for each in config.store.endpoints)]
     path = config.controller.store
@@ -88,7 +91,9 @@ def check_tls(config: ControllerConfig) -> list[Finding]:
     found = []
     if tls.cert_file and tls.key_file:
         names = [each for each in (config.controller.advertise_addr,) if each]
-        found += check_pair("[tls] cert_file", tls.cert_file, tls.key_file, names=names)
+        found += check_pair(
+            "[tls] cert_file", tls.cert_file, tls.key_file, names=names, kind="controller"
+        )
     if tls.node_ca_file:
         found.append(check_ca("[tls] node_ca_file", tls.node_ca_file))
     if store.ca_file:
@@ -124,14 +129,18 @@ def check_listeners(config: ControllerConfig, version: str) -> list[Finding]:
     brackets = f"[{host}]" if ":" in host else host
     scheme = "https" if config.tls.cert_file else "http"
     # its certificate need not be for a loopback address: only whether it answers is asked there
-    if scheme == "https":
+    found = check_taken("REST", section.rest_port, "[controller] rest_port")
+    if found:
+        pass  # whoever answers there is nobody to ask
+    elif scheme == "https":
         found = [_listens("REST", host, section.rest_port)]
     else:
         found = check_controllers(
             Controllers(f"{scheme}://{brackets}:{section.rest_port}"), version
         )
     if section.grpc_port:
-        found.append(_listens("gRPC", host, section.grpc_port))
+        taken = check_taken("gRPC", section.grpc_port, "[controller] grpc_port")
+        found += taken or [_listens("gRPC", host, section.grpc_port)]
     if address.is_loopback:
         found.append(
             note(

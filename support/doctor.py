@@ -14,7 +14,7 @@ from sluice.cli.setup.answers import recorded
 from sluice.config import controller, server
 from sluice.config.ini import ConfigError
 from sluice.config.version import own_version
-from sluice.guest_runtime.doctor import client_areas, machine_area
+from sluice.guest_runtime.doctor import client_areas, machine_area, package_areas
 from sluice.guest_runtime.examination import Area, Result, examine
 from sluice.support import controller_host_check, server_check
 from sluice.support.parts import Part
@@ -47,7 +47,7 @@ def examined(
 ) -> list[Result]:
     """What is found of these parts."""
     version = own_version()
-    areas = [machine_area()]
+    areas = [machine_area(), *package_areas()]
     if Part.CONTROLLER in parts:
         config, found = controller_host_check.read_config(controller_file)
         areas.append(Area("controller.conf", lambda: found))

@@ -32,6 +32,7 @@ from sluice.server.workers.mps import problem_here
 from sluice.server.workers.users import WorkerUsers
 from sluice.support.certificate_check import check_ca, check_pair, check_secret
 from sluice.support.disk_check import check_folder
+from sluice.support.port_check import check_taken
 from sluice.support.virtualisation_check import check_guests
 
 _ROOT = Path("/")
@@ -246,6 +247,7 @@ def check_running(config: ServerConfig) -> list[Finding]:
                 "systemctl start sluice-server; its log says why it ended: journalctl -u "
                 "sluice-server",
             ),
+            *check_taken("data port", section.listen_port, "[server] listen_port"),
             *_addresses(section),
         ]
     found.append(ok("sluice-server", f"runs with {section.run_dir}"))

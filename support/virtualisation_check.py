@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sluice.config.server import ServerSection
-from sluice.guest_runtime.findings import Finding, bad, note, ok
+from sluice.guest_runtime.findings import Finding, Verdict, bad, note, ok
 
 QEMU = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm", "qemu-kvm")
 _ROOT = Path("/")
@@ -31,9 +31,19 @@ def check_guests(
     `connect` opens a libvirt and says what it is; `devices` is what QEMU lists as its devices, None
     where there is no QEMU.
     """
-    found = [_kvm(root)]
-    found.append(_libvirt(section.libvirt_uri, connect or libvirt_version))
-    found.append(_qemu((devices or qemu_devices)()))
+    listed = (devices or qemu_devices)()
+    libvirt = _libvirt(section.libvirt_uri, connect or libvirt_version)
+    if libvirt.verdict is Verdict.BAD and listed is None and not (root / "run/libvirt").exists():
+        return [
+            note(
+                "guests",
+                "this host has neither libvirt nor QEMU: it serves its own programs and clients "
+                "by TCP, and no guests",
+                "apt-get install libvirt-daemon-system qemu-system-x86 python3-libvirt (Debian), or"
+                " leave guests out: [server] enable_kvm = false",
+            )
+        ]
+    found = [_kvm(root), libvirt, _qemu(listed)]
     found.append(_vsock(section, root))
     found.append(_regions(section.region_dir))
     return found
@@ -52,15 +62,17 @@ def _kvm(root: Path) -> Finding:
     return ok("KVM", str(device))
 
 
+class NoBinding(RuntimeError):
+    """libvirt may be there, and its binding for Python is not."""
+
+
 def libvirt_version(uri: str) -> str:
     """Connects and says which libvirt and QEMU answer; raises RuntimeError with words."""
     try:
         from sluice.hypervisor.errors import HypervisorError
         from sluice.hypervisor.libvirt_host import connected
     except ImportError:
-        raise RuntimeError(
-            "libvirt-python is not installed in this Python: pip install 'sluice-gpu[libvirt]'"
-        ) from None
+        raise NoBinding("this Python has no binding of libvirt") from None
     try:
         with connected(uri) as connection:
             return (
@@ -75,6 +87,13 @@ def libvirt_version(uri: str) -> str:
 def _libvirt(uri: str, connect: Callable[[str], str]) -> Finding:
     try:
         return ok("libvirt", f"{uri}: {connect(uri)}")
+    except NoBinding as error:
+        return bad(
+            "libvirt",
+            str(error),
+            "apt-get install python3-libvirt for sluice-host's deb, libvirt-python by pip "
+            "elsewhere (docs/releases.md); without guests: [server] enable_kvm = false",
+        )
     except RuntimeError as error:
         return bad(
             "libvirt",

@@ -12,4 +12,5 @@ lock() {
   "$folder/venv/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header "$@"
 }
 lock pyproject.toml --extra etcd --extra vsphere --output-file packaging/release/host.txt
+lock pyproject.toml --extra kubernetes --constraint packaging/release/host.txt --output-file packaging/release/kubernetes.txt
 lock packaging/release/build-tools.in --output-file packaging/release/build-tools.txt

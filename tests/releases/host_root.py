@@ -21,6 +21,11 @@ from tests.guest_images.root import Root
 
 NATIVE = "/opt/sluice-host/lib/python3.11/site-packages/sluice/native"
 ADMIN = "--token-file /etc/sluice/accounts/admin.token"
+INIT = "sluice init --node-name host-1 --driver softgpu --tls --project alpha"
+BY_TCP = (
+    "SLUICE_CHANNEL=tcp SLUICE_CONTROLLER=https://127.0.0.1:9123 SLUICE_CA=/etc/sluice/ca/ca.crt "
+    'SLUICE_TOKEN="$(cat /etc/sluice/accounts/alpha.token)"'
+)
 
 
 class HostRoot(Root):
@@ -136,3 +141,8 @@ def python_of(root: Root) -> str:
     """The version of the Python that the root's package uses, such as 3.11."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     return root.check(f'python3 -c "{code}"').strip()
+
+
+def install_deb(root: HostRoot, deb: Path) -> str:
+    root.put(deb, f"/tmp/{deb.name}")
+    return root.check(f"apt-get install -y --no-install-recommends /tmp/{deb.name} 2>&1")

@@ -13,18 +13,7 @@ from control_plane import wait_for
 from tests.guest_images.program import SAYS
 
 from .conftest import MakeRoot, Packages
-from .host_root import ADMIN, HostRoot, python_of
-
-INIT = "sluice init --node-name host-1 --driver softgpu --tls --project alpha"
-BY_TCP = (
-    "SLUICE_CHANNEL=tcp SLUICE_CONTROLLER=https://127.0.0.1:9123 SLUICE_CA=/etc/sluice/ca/ca.crt "
-    'SLUICE_TOKEN="$(cat /etc/sluice/accounts/alpha.token)"'
-)
-
-
-def install_deb(root: HostRoot, deb: Path) -> str:
-    root.put(deb, f"/tmp/{deb.name}")
-    return root.check(f"apt-get install -y --no-install-recommends /tmp/{deb.name} 2>&1")
+from .host_root import ADMIN, BY_TCP, INIT, HostRoot, install_deb, python_of
 
 
 def rpm(root: HostRoot, words: str) -> str:

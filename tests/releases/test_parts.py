@@ -214,6 +214,59 @@ def test_a_tree_that_differs_from_its_commit_is_refused(tmp_path: Path) -> None:
     assert "pyproject.toml says 1.1 and guest_runtime/__init__.py 1.0" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("version", "text", "says"),
+    [
+        ("0.2.0.dev0", "## [Unreleased]\n\n### Added\n\n- New.\n", None),
+        ("0.2.0.dev0", "## [Unreleased]\n\n## [0.1.0] - 2026-01-31\n\n- Old.\n", "[Unreleased]"),
+        ("0.2.0rc1", "## [0.2.0rc1] - 2026-01-31\n\n- New.\n", "[Unreleased]"),
+        ("0.2.0", "## [0.2.0] - 2026-01-31\n\n- New.\n\n## [0.1.0]\n", None),
+        ("0.2.0", "## [Unreleased]\n\n- New.\n\n## [0.1.0] - 2026-01-31\n", "[0.2.0]"),
+        ("0.2.0", "## [0.2.0]\n\n- New.\n", "wants its day"),
+    ],
+)
+def test_a_version_whose_changelog_is_not_written_is_refused(
+    tmp_path: Path, version: str, text: str, says: str | None
+) -> None:
+    release = part("release")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{text}")
+    if says is None:
+        release.refuse_unwritten(tmp_path, version)
+        return
+    with pytest.raises(SystemExit, match=re.escape(says)):
+        release.refuse_unwritten(tmp_path, version)
+
+
+def test_this_checkouts_versions_and_changelog_fit() -> None:
+    release = part("release")
+    release.refuse_unwritten(CHECKOUT, release.version_of(CHECKOUT))
+
+
+def test_an_archive_of_images_is_the_same_whoever_packs_it(tmp_path: Path) -> None:
+    images = part("release_images")
+    sums = set()
+    for name, mode in (("one", 0o600), ("other", 0o644)):
+        blob = tmp_path / name / "blobs/sha256/aa"
+        blob.parent.mkdir(parents=True)
+        blob.write_text("a layer\n")
+        blob.chmod(mode)
+        (tmp_path / name / "index.json").write_text("{}\n")
+        images.pack(tmp_path / name, MOMENT, tmp_path / f"{name}.tar")
+        sums.add(hashlib.sha256((tmp_path / f"{name}.tar").read_bytes()).hexdigest())
+    assert len(sums) == 1
+    with tarfile.open(tmp_path / "one.tar") as archive:
+        assert {member.mtime for member in archive} == {MOMENT}
+        assert {member.uid for member in archive} == {0}
+
+
+def test_a_clusters_image_adds_what_the_host_has_not() -> None:
+    site = part("host_site")
+    host, cluster = site.locked(), site.locked(site.KUBERNETES_LOCK)
+    assert "kubernetes" in {name for name, _ in cluster - host}
+    shared = {name for name, _ in host} & {name for name, _ in cluster}
+    assert {each for each in host if each[0] in shared} <= cluster, "lock.sh makes both"
+
+
 def test_two_runs_are_compared_by_their_checksums(tmp_path: Path) -> None:
     release = part("release")
     for name, text in (("a", "1  x\n2  y\n"), ("b", "1  x\n3  y\n4  z\n")):

@@ -86,6 +86,12 @@ def test_no_planted_secret_is_in_the_bundle_of_a_host(plane: ControlPlane, tmp_p
     (sessions / "dd\n..\x1b[2J.log").write_text("named by somebody who means harm\n")
     with (plane.folder / "server.conf").open("a") as conf:
         conf.write(f"[vcenter]\npassword = {planted.new()}\n# {planted.new()}\n")
+    webhook = planted.new()
+    with (plane.folder / "controller.conf").open("a") as conf:
+        conf.write(f"[alerts]\nwebhook = https://chat.example/{webhook}\n")
+    with (plane.folder / "log" / "controller.log").open("a") as log:
+        log.write(f"it did not take it at chat.example: POST /{webhook}\n")
+        log.write(f"etcd at https://root:{planted.new()}/{planted.new()}@10.0.0.1:2379 is away\n")
     target = tmp_path / "out.tar.gz"
     done = run(
         "support-bundle", "-o", str(target), "--controller", f"127.0.0.1:{plane.rest_port}",

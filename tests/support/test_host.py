@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import sqlite3
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,10 @@ from sluice.resources.vgpu_request import Sharing
 from sluice.support import controller_host_check, server_check
 from sluice.support.certificate_check import check_ca, check_pair, check_secret
 from sluice.support.disk_check import Space, check_folder, space_of
+from sluice.support.parts import log_folder_of
+from sluice.support.port_check import check_taken, holders
 from sluice.support.virtualisation_check import (
+    NoBinding,
     check_guests,
     file_system_of,
     libvirt_version,
@@ -118,6 +123,11 @@ def test_each_fault_of_a_certificate_is_named(ca: PoolCa, tmp_path: Path) -> Non
     only_bad(pair(good.key, good.key), "no certificate")
     assert len(bad(pair(good.cert, tmp_path / "none"))) == 2
     noted(pair(good.cert, good.key, ca_file=PoolCa(tmp_path / "second").file), "not signed by")
+    controllers = check_pair("tls", old.cert, old.key, kind="controller")
+    only_bad(controllers, "sluice ca issue --for controller gpu-4")
+    (ca.folder.parent / "init.conf").touch()
+    only_bad(pair(old.cert, old.key), "sluice init")
+    (ca.folder.parent / "init.conf").unlink()
     soon = ca.issue("gpu-5", days=4)
     noted(pair(soon.cert, soon.key), "days")
     good.key.chmod(0o644)
@@ -250,6 +260,30 @@ def test_what_the_servers_settings_name_is_judged(ca: PoolCa, tmp_path: Path) ->
     assert SECRET not in str(found)
 
 
+def test_a_port_that_another_program_has_is_named_with_its_process(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = bad(check_taken("REST", port, "[controller] rest_port"))
+        assert len(found) == 1
+        assert f"process {os.getpid()}" in found[0].text
+        assert "[controller] rest_port" in found[0].remedy
+        config = ServerConfig(server=section(tmp_path, listen_port=port))
+        assert "data port" in [each.subject for each in bad(server_check.check_running(config))]
+        whole = controller(tmp_path, rest_port=port, grpc_port=0)
+        [said] = bad(controller_host_check.check_listeners(whole, "0"))
+        assert "is taken by" in said.text
+    assert check_taken("REST", port, "x") == [], "nobody listens there any more"
+    command = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+    command += "print(s.getsockname()[1], flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", command, "sluice.controller"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ours:
+        assert ours.stdout
+        port = int(ours.stdout.readline())
+        assert holders(port) == [ours.pid]
+        assert check_taken("REST", port, "x") == [], "a controller's own"
+        ours.kill()
+
+
 # guests
 
 
@@ -279,6 +313,18 @@ def test_libvirt_that_does_not_answer_is_named_for_real(tmp_path: Path) -> None:
 def test_a_qemu_without_ivshmem_is_named(tmp_path: Path) -> None:
     only_bad(guests(tmp_path, devices=lambda: 'name "ivshmem-plain"'), "ivshmem-doorbell", "vsock")
     only_bad(guests(tmp_path, devices=lambda: None), "install qemu")
+
+
+def test_a_host_that_was_never_to_have_guests_is_no_problem(tmp_path: Path) -> None:
+    def away(_: str) -> str:
+        raise NoBinding("no binding")
+
+    noted(guests(tmp_path, connect=away, devices=lambda: None), "no guests", "enable_kvm = false")
+    assert not bad(guests(tmp_path, connect=away, devices=lambda: None))
+    (tmp_path / "run/libvirt").mkdir(parents=True)
+    found = bad(guests(tmp_path, connect=away, devices=lambda: None))
+    assert [each.subject for each in found] == ["libvirt", "QEMU"]
+    assert "python3-libvirt" in found[0].remedy
 
 
 def test_this_machines_qemu_is_asked_and_has_ivshmem() -> None:
@@ -339,6 +385,16 @@ def test_an_etcd_that_does_not_answer_is_named(tmp_path: Path) -> None:
     )
     found = [e for e in bad(controller_host_check.check_store(config)) if e.subject == "etcd"]
     assert len(found) == 1
+
+
+def test_a_service_logs_where_its_unit_has_it_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.support.parts.LOG_DIR", str(tmp_path))
+    assert log_folder_of("controller", tmp_path) == tmp_path
+    (tmp_path / "controller").symlink_to(tmp_path / "private/of/root")
+    assert log_folder_of("controller", tmp_path) == tmp_path / "controller"
+    assert log_folder_of("controller", tmp_path / "mine") == tmp_path / "mine"
 
 
 def test_a_controller_open_to_the_network_without_tls_is_noted(ca: PoolCa, tmp_path: Path) -> None:

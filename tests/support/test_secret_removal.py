@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,25 @@ SECRET = "Zq7-hunter2_X9"
         f"https://root:{SECRET}%40x@etcd",
         f"SLUICE_JOB={SECRET}",
         f"?next=/&token={SECRET}&x=1",
+        f"GET /console/signed-in?code={SECRET}&x=1",
+        f"https://storage.example/x?sig={SECRET}",
+        f"https://user:pa/ss{SECRET}@host/x",
+        f"https://user:p@{SECRET}@host/x",
+        f"http://u:{SECRET}@[::1]:80/",
+        f"https://hooks.example.com/services/T0AB/{SECRET}",
+        f"https://chat.example/api/webhooks/{SECRET}",
+        f"webhook = https://chat.example/{SECRET}",
+        f"MYSQL_PWD={SECRET}",
+        f"SSHPASS={SECRET}",
+        f"AWS_SECRET_ACCESS_KEY={SECRET}",
+        f"registry_auth={SECRET}",
+        f"program --password {SECRET} --x",
+        f"program --api-token {SECRET}",
+        f"curl -u user:{SECRET} host",
+        f"password => {SECRET}",
+        f"<password>{SECRET}</password>",
+        f'bind password "{SECRET} with blanks"',
+        f"the password is {SECRET}",
         "a key astray MHcCAQEEIIhunter2kqW8n3Zx7VtQ5rYp1LmJc0Df4Gb6Hs9KoAoGCCqGSM49 in a line",
         f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.{SECRET}",
         f"sluice_{SECRET}{SECRET}",
@@ -64,6 +84,10 @@ def test_what_looks_like_a_secret_goes(text: str) -> None:
         "node.lost gpu-1: silent for 30 s",
         "token_id: 1a2b3c4d",
         "http://127.0.0.1:9123/v1/pool",
+        "GET /v1/grants?limit=500&state=active",
+        "the token is not one of this pool's; ask its operator for one",
+        "sluice --token-file /etc/sluice/accounts/admin.token status",
+        "password file /etc/sluice/vcenter2.credentials is there",
         "-----BEGIN CERTIFICATE-----",
         "/opt/sluice/lib/libcuda.so.1",
         "key_file = /etc/sluice/node.key",
@@ -85,6 +109,11 @@ def test_what_is_known_goes_wherever_it_stands(tmp_path: Path) -> None:
     said = 'x pass "word" /+ y pass%20%22word%22%20%2F%2B {"a": "pass \\"word\\" /+"}'
     assert "word" not in removal.clean(said)
     assert removal.clean("abcd") == "abcd", "too short: it would take words out of every line"
+    encoded = SecretRemoval()
+    encoded.know([SECRET])
+    data = SECRET.encode()
+    for form in (data.hex(), base64.b64encode(data).decode(), base64.b16encode(data).decode()):
+        assert form not in encoded.clean(f"x {form} y")
     path = tmp_path / "vcenter"
     path.write_text(f"user = bob@vsphere\npassword = {SECRET}\n")
     assert removal.know_file(path)

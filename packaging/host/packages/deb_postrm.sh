@@ -5,6 +5,9 @@ case $1 in
     if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
     ;;
   purge)
+    # workers, doorbell and arbiter, which outlive the services
+    if [ -d /run/systemd/system ]; then systemctl stop 'sluice-*.scope' || :; fi
+    rm -rf /run/sluice
     rm -rf /var/lib/sluice /var/lib/private/sluice /var/lib/sluice-server
     rm -rf /var/log/sluice /var/log/private/sluice
     rm -rf /etc/sluice/accounts /etc/sluice/ca /etc/sluice/tls
