@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.occupancy import NOBODY, WHOLE_PERCENT, Occupancy, sharing_for
+from sluice.controller.pool.gpus.oversubscription import would_stay
 from sluice.controller.pool.model import IN_TURNS, Gpu, NodeSharing, Vgpu
 
 __all__ = ["WHOLE_PERCENT", "FreeCapacity", "fits", "is_wanted", "slice_on"]
@@ -25,6 +26,17 @@ class FreeCapacity:
     vgpu_count: int
     sharing: NodeSharing = IN_TURNS
     occupancy: Occupancy = NOBODY
+    # where memory is promised more than once: what there is beside what never moves, and the
+    # largest vGPU that can be moved; None: it is not
+    beside_mib: int | None = None
+    largest_mib: int = 0
+
+    def brings_in(self, memory_mib: int, overhead_mib: int, *, stays: bool) -> bool:
+        """Whether, with such a vGPU, each can still be brought in beside all that never moves."""
+        if self.beside_mib is None:
+            return True
+        alone = memory_mib + self.largest_mib if stays else max(memory_mib, self.largest_mib)
+        return overhead_mib + alone <= self.beside_mib
 
 
 def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:
@@ -63,5 +75,8 @@ def fits(request: GrantRequest, capacity: FreeCapacity) -> bool:
         and capacity.occupancy.admits(sharing, request.project, request.contexts)
         and vgpu.memory_mib + vgpu.overhead_mib <= capacity.free_mib
         and vgpu.compute_percent <= capacity.free_percent
+        and capacity.brings_in(
+            vgpu.memory_mib, vgpu.overhead_mib, stays=would_stay(request, sharing)
+        )
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )
