@@ -169,7 +169,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   if (wants_answer && !take_lane(command.header.lane)) return false;
   // Counted before it is looked whether it may begin: stop() counts the other way round.
   session_.figures.commands.fetch_add(1, std::memory_order_seq_cst);
-  MemoryRoom* const room = session_.turns ? &session_.turns->memory() : nullptr;
+  MemoryAllowance* const room = session_.turns ? &session_.turns->memory() : nullptr;
   if (room) room->begin();
   if (stopped_.load(std::memory_order_seq_cst)) stand_back(room, false);
   if (room && h->takes) wait_for_room(command, *h);
@@ -197,11 +197,11 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
 
 // What begins is counted as running before it is looked whether it may: stop() looks the other way
 // round, so one of the two sees what the other did.
-void Executor::stand_back(MemoryRoom* room, bool asks) {
+void Executor::stand_back(MemoryAllowance* room, bool asks) {
   do {
     held_back_.fetch_add(1, std::memory_order_seq_cst);
     {
-      std::optional<MemoryRoom::Waiting> waiting;
+      std::optional<MemoryAllowance::Waiting> waiting;
       if (room) waiting.emplace(*room);
       for (;;) {
         const uint32_t changes = room ? room->changes() : 0;
@@ -220,7 +220,7 @@ void Executor::stand_back(MemoryRoom* room, bool asks) {
 void Executor::wait_for_room(const Command& command, const Handler& handler) {
   uint32_t vgpu = 0;
   const uint64_t bytes = handler.takes(command, &vgpu);
-  MemoryRoom& room = session_.turns->memory();
+  MemoryAllowance& room = session_.turns->memory();
   room.ask(vgpu, bytes);
   if (!room.may_take()) stand_back(&room, true);
 }

@@ -39,7 +39,7 @@ class Executor {
   void thread_main();
   void lead(std::byte* frame);
   // While the session is stopped, or until it may take the memory that it has asked for.
-  void stand_back(MemoryRoom* room, bool asks);
+  void stand_back(MemoryAllowance* room, bool asks);
   // It has what it asked for, or asks for nothing.
   void wait_for_room(const Command& command, const Handler& handler);
   // False: the session is over.

@@ -32,7 +32,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     made->gpu = &*gpu;
     made->memory = VgpuMemory(v.memory_mib << 20, ledger ? 0 : v.memory_mib << 20);
     if (turns) {
-      MemoryRoom& room = turns->memory();
+      MemoryAllowance& room = turns->memory();
       made->memory.show_on(room.taken(made->index), room.staying(made->index));
     }
     made->compute_percent = v.compute_percent;

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "arbiter/turn_page.h"
-#include "worker/memory_room.h"
+#include "worker/memory_allowance.h"
 
 namespace sluice::worker {
 
@@ -79,7 +79,7 @@ class TurnKeeper {
   void counted();
 
   // How much memory it may take, on GPUs of which more is promised than they have.
-  MemoryRoom& memory() { return memory_; }
+  MemoryAllowance& memory() { return memory_; }
 
   // The process ends, which takes the driver a while: nobody waits for that.
   void leave();
@@ -106,7 +106,7 @@ class TurnKeeper {
   const int page_fd_, bell_fd_;
   const int64_t hand_over_ns_;
   arbiter::TurnPage* const page_;
-  MemoryRoom memory_;
+  MemoryAllowance memory_;
   std::vector<Gate*> gates_;
   std::atomic<bool> orphaned_;   // no arbiter looks at the page
   std::atomic<int> waiting_{0};  // threads at gates

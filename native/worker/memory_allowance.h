@@ -13,10 +13,10 @@
 
 namespace sluice::worker {
 
-class MemoryRoom {
+class MemoryAllowance {
  public:
   // `ring` has the arbiter look.
-  MemoryRoom(arbiter::MemoryWords& words, std::function<void()> ring)
+  MemoryAllowance(arbiter::MemoryWords& words, std::function<void()> ring)
       : words_(words), ring_(std::move(ring)) {
     words_.spoken.store(1, std::memory_order_release);
   }
@@ -39,7 +39,7 @@ class MemoryRoom {
   // A command waits, for memory or for its session to come back: the arbiter hears of it.
   class Waiting {
    public:
-    explicit Waiting(MemoryRoom& room) : room_(room) {
+    explicit Waiting(MemoryAllowance& room) : room_(room) {
       room_.words_.waits.fetch_add(1, std::memory_order_seq_cst);
       room_.words_.calls.fetch_add(1, std::memory_order_seq_cst);
       room_.ring_();
@@ -48,7 +48,7 @@ class MemoryRoom {
     Waiting(const Waiting&) = delete;
 
    private:
-    MemoryRoom& room_;
+    MemoryAllowance& room_;
   };
   // For a while, or until the arbiter has changed something since `changes`.
   uint32_t changes() const { return words_.changes.load(std::memory_order_seq_cst); }

@@ -13,10 +13,10 @@ namespace {
 using namespace std::chrono_literals;
 using channel::now_ns;
 
-constexpr uint64_t kSlab = 2ull << 20, kLong = 20'000'000'000;
+constexpr uint64_t kSlab = 2ull << 20, kEver = 20'000'000'000;
 
 // The test is the arbiter.
-class Room : public ::testing::TestWithParam<Kind> {
+class Allowance : public ::testing::TestWithParam<Kind> {
  protected:
   Rig& make() {
     Rig& rig = keep<Rig>(GetParam());
@@ -44,7 +44,7 @@ class Room : public ::testing::TestWithParam<Kind> {
     created = 0;
     worker::Vgpu& v = *rig.session->vgpus[0];
     v.memory = worker::VgpuMemory(64 * kSlab, 64 * kSlab);
-    worker::MemoryRoom& room = rig.session->turns->memory();
+    worker::MemoryAllowance& room = rig.session->turns->memory();
     v.memory.show_on(room.taken(0), room.staying(0));
     EXPECT_TRUE(rig.executor->start());
     return rig;
@@ -69,7 +69,7 @@ class Room : public ::testing::TestWithParam<Kind> {
   static inline std::atomic<uint64_t> created{0};
 };
 
-TEST_P(Room, WithoutABoundNobodyIsAsked) {
+TEST_P(Allowance, WithoutABoundNobodyIsAsked) {
   Rig& rig = make();
   map(rig, 0);
   EXPECT_TRUE(rig.wait_idle(0));
@@ -79,7 +79,7 @@ TEST_P(Room, WithoutABoundNobodyIsAsked) {
   EXPECT_TRUE(soon([&] { return words().begun == words().done; }));
 }
 
-TEST_P(Room, AnAllocationWaitsForRoomAndWhatFollowsItDoes) {
+TEST_P(Allowance, AnAllocationWaitsForRoomAndWhatFollowsItDoes) {
   Rig& rig = make();
   words().bounded = 1;
   allow(kSlab);
@@ -100,13 +100,13 @@ TEST_P(Room, AnAllocationWaitsForRoomAndWhatFollowsItDoes) {
   EXPECT_EQ(words().waits, 0u);
 }
 
-TEST_P(Room, ASessionThatWaitsForRoomComesToAStopAndGoesOnWaiting) {
+TEST_P(Allowance, ASessionThatWaitsForRoomComesToAStopAndGoesOnWaiting) {
   Rig& rig = make();
   words().bounded = 1;
   map(rig, 0);
   ASSERT_TRUE(soon([&] { return words().waits == 1; }));
   for (int i = 0; i < 20; ++i) {
-    ASSERT_TRUE(rig.executor->stop(now_ns() + kLong));
+    ASSERT_TRUE(rig.executor->stop(now_ns() + kEver));
     if (i == 19) allow(kSlab);  // while it stands still: not before it goes on
     std::this_thread::sleep_for(1ms);
     EXPECT_EQ(created, 0u);
@@ -116,9 +116,9 @@ TEST_P(Room, ASessionThatWaitsForRoomComesToAStopAndGoesOnWaiting) {
   EXPECT_EQ(created, 1u);
 }
 
-TEST_P(Room, WhatStandsStillSaysThatItHasWork) {
+TEST_P(Allowance, WhatStandsStillSaysThatItHasWork) {
   Rig& rig = make();
-  ASSERT_TRUE(rig.executor->stop(now_ns() + kLong));
+  ASSERT_TRUE(rig.executor->stop(now_ns() + kEver));
   const uint32_t calls = words().calls;
   rig.post_fill(7);
   EXPECT_TRUE(soon([&] { return words().waits == 1 && words().calls > calls; }));
@@ -129,7 +129,7 @@ TEST_P(Room, WhatStandsStillSaysThatItHasWork) {
 
 // What a stop finds waiting for the last one to end is still counted as waiting: none of it runs
 // while the session stands still.
-TEST_P(Room, StopAfterStopNothingRunsInBetween) {
+TEST_P(Allowance, StopAfterStopNothingRunsInBetween) {
   Rig& rig = make();
   std::atomic<bool> over{false};
   std::thread client([&] {
@@ -140,10 +140,10 @@ TEST_P(Room, StopAfterStopNothingRunsInBetween) {
     EXPECT_TRUE(rig.wait_idle(0));
     over = true;
   });
-  while (!over && rig.executor->stop(now_ns() + kLong)) {
+  while (!over && rig.executor->stop(now_ns() + kEver)) {
     const size_t before = rig.driver.fill_count();
     rig.executor->go_on();
-    if (!rig.executor->stop(now_ns() + kLong)) break;
+    if (!rig.executor->stop(now_ns() + kEver)) break;
     const size_t after = rig.driver.fill_count();
     std::this_thread::sleep_for(1ms);
     EXPECT_EQ(rig.driver.fill_count(), after);
@@ -155,7 +155,7 @@ TEST_P(Room, StopAfterStopNothingRunsInBetween) {
   EXPECT_EQ(rig.driver.fill_count(), 500u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, Room,
+INSTANTIATE_TEST_SUITE_P(Channels, Allowance,
                          ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp));
 
 }  // namespace
