@@ -14,6 +14,9 @@ constexpr const char* kLater = "others are before it, or have their time on the 
 constexpr const char* kNever =
     "what else is on the GPU cannot be moved for it: it stays there, or has a higher priority";
 
+// Who has not worked for so long may be idle soon.
+constexpr Nanoseconds kRests = 2'000'000'000;
+
 uint64_t less(uint64_t from, uint64_t bytes) { return from - std::min(from, bytes); }
 
 }  // namespace
@@ -132,8 +135,12 @@ void Residency::see(uint32_t tenant, const ByGpu<MemoryUse>& uses, bool waits, b
   if (found == tenants_.end()) return;
   Tenant& t = found->second;
   count(t, now);
-  t.uses = uses;
+  const ByGpu<MemoryUse> before = std::exchange(t.uses, uses);
   t.waits = waits;
+  // Until it is in, it has what was set aside for it, whatever it asks for meanwhile.
+  if (t.state == State::kComingIn)
+    for (auto& [gpu, use] : t.uses)
+      if (const auto had = before.find(gpu); had != before.end()) use.room = had->second.room;
   // A page is its worker's word: it wants no more than it was promised, and harms nobody by it.
   for (auto& [gpu, use] : t.uses) {
     const uint64_t bound = 2 * at(t.claim.promised, gpu);  // code is charged besides
@@ -154,7 +161,10 @@ bool Residency::granted(uint32_t tenant) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return true;
   const Tenant& t = found->second;
-  return t.state == State::kComingIn || (t.state == State::kIn && !t.lacks());
+  if (t.state != State::kComingIn) return t.state == State::kIn && !t.lacks();
+  return std::ranges::all_of(t.uses, [](const auto& each) {
+    return each.second.taken + each.second.asked <= each.second.room;
+  });
 }
 
 bool Residency::idle(const Tenant& t, Nanoseconds now) const {
@@ -164,7 +174,7 @@ bool Residency::idle(const Tenant& t, Nanoseconds now) const {
 // `ever`: not now, but when its time is over.
 bool Residency::may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bool ever) const {
   if (&t == &other || t.claim.away) return false;
-  if (ever) return t.claim.priority <= other.claim.priority || !t.lacks();
+  if (ever) return t.claim.priority <= other.claim.priority || now - t.active_at > kRests;
   if (t.moves() || now < t.not_before) return false;
   if (idle(t, now)) return true;
   return t.claim.priority <= other.claim.priority && (t.lacks() || now >= t.stays_until);

@@ -197,7 +197,6 @@ def worker_of(plane: ControlPlane, subject: Subject) -> int:
     return int(pid)
 
 
-@pytest.mark.control_plane(suspend={**SUSPEND, "swap_mib": 128}, environment=GPU)
 def test_it_can_be_suspended_while_it_is_out_and_comes_back(
     plane: ControlPlane, begin: Begin
 ) -> None:
@@ -236,3 +235,17 @@ def test_the_client_of_one_that_is_out_is_killed(
     is_right(two)
     next_one = begin(mib=LARGE_MIB)
     in_turns([two, next_one], 2)
+
+
+def test_memory_that_another_process_has_open_stays(plane: ControlPlane, begin: Begin) -> None:
+    one, other = begin(mib=32), begin(SLUICE_GMEM="40", SLUICE_RATIO="10")
+    one.ask("plain", mib=40)
+    path = str(plane.folder / "handles")
+    one.tell("export", path=path)
+    other.ask("open", path=path)
+    one.answer()
+    two = begin(mib=80, SLUICE_GMEM="96", SLUICE_RATIO="30")
+    assert wait_out(plane, one)["resident_mib"] >= 32
+    for _ in range(3):
+        for each in (two, other, one):
+            is_right(each)

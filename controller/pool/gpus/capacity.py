@@ -66,11 +66,13 @@ class GpuCapacity:
         "free_mib",
         "free_percent",
         "gpu",
+        "host_left_mib",
         "is_open",
         "kind",
         "largest_mib",
         "node",
         "occupancy",
+        "there_left_mib",
     )
 
     def __init__(self, gpu: Gpu, kind: GpuKind, node: NodeCapacity, *, is_open: bool) -> None:
@@ -84,7 +86,10 @@ class GpuCapacity:
         """Takes over what is allocated."""
         self.free_mib = self.kind.promise.limit_mib(self.gpu) - usage.memory_mib
         # where memory is promised more than once: beside what never moves, and what has to fit in
-        self.beside_mib = self.gpu.memory_mib - self.gpu.reserved_mib - usage.staying_mib
+        there = self.gpu.memory_mib - self.gpu.reserved_mib
+        self.beside_mib = there - usage.staying_mib
+        self.there_left_mib = there - usage.memory_mib
+        self.host_left_mib = self.there_left_mib + self.kind.promise.beyond_mib
         self.largest_mib = usage.largest_mib if self.kind.promise.is_over else 0
         self.free_percent = 100 - usage.compute_percent
         self.occupancy = usage.occupancy
@@ -106,6 +111,8 @@ class GpuCapacity:
             self.occupancy,
             self.beside_mib if self.kind.promise.is_over else None,
             self.largest_mib,
+            self.there_left_mib,
+            self.host_left_mib,
         )
 
     @property

@@ -3,7 +3,8 @@
 
 Used by capacity and placement (docs/oversubscription.md). A GPU may be promised `factor` times, as
 far as its node's host memory can take what is beyond. What can never be moved is counted whole, and
-with the largest vGPU that can be, it fits on the GPU: so each can always be brought in alone.
+with the largest vGPU that can be, it fits on the GPU: so each can always be brought in alone. Two
+change places by way of host memory, so there has to be room in it for the largest once more.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Used by placement, refusals, preemption and reservations; nothing here knows wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.occupancy import NOBODY, WHOLE_PERCENT, Occupancy, sharing_for
@@ -30,13 +30,30 @@ class FreeCapacity:
     # largest vGPU that can be moved; None: it is not
     beside_mib: int | None = None
     largest_mib: int = 0
+    there_left_mib: int = 0  # on the GPU itself; less than 0: so much of what is promised is beyond
+    host_left_mib: int = 0  # and with host memory
+
+    def without(self, freed_mib: int) -> FreeCapacity:
+        """With so much less promised; what stays and what is largest is taken to be as before."""
+        return replace(
+            self,
+            there_left_mib=self.there_left_mib + freed_mib,
+            host_left_mib=self.host_left_mib + freed_mib,
+        )
+
+    def fits_alone(self, memory_mib: int) -> bool:
+        """Whether one that is there already can have so much: beside all that never moves."""
+        return self.beside_mib is None or memory_mib <= self.beside_mib
 
     def brings_in(self, memory_mib: int, overhead_mib: int, *, stays: bool) -> bool:
         """Whether, with such a vGPU, each can still be brought in beside all that never moves."""
         if self.beside_mib is None:
             return True
         alone = memory_mib + self.largest_mib if stays else max(memory_mib, self.largest_mib)
-        return overhead_mib + alone <= self.beside_mib
+        more = memory_mib + overhead_mib
+        largest = self.largest_mib if stays else max(memory_mib, self.largest_mib)
+        swaps = more <= self.there_left_mib or self.host_left_mib - more >= largest
+        return overhead_mib + alone <= self.beside_mib and swaps
 
 
 def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:

@@ -151,7 +151,7 @@ class Resizing:
                 if capacity is None:
                     raise Impossible(f"GPU {key} of grant {grant.id} is not in the pool now")
                 free_mib, free_percent = capacity.free_mib, capacity.free_percent
-                if not capacity.figures.brings_in(new.memory_mib, 0, stays=stays(grant, old)):
+                if not stays(grant, old) and not capacity.figures.fits_alone(new.memory_mib):
                     free_mib = min(free_mib, capacity.beside_mib - old.memory_mib)
                 whose = f"GPU {key} has"
             if more_mib > max(0, free_mib) or more_percent > max(0, free_percent):

@@ -288,9 +288,7 @@ class Suspending:
             if percent[key] > max(0, capacity.free_percent):
                 return False
         for (key, _), then in zip(grant.placed(), sized, strict=True):
-            if not self._fleet.capacity_of(self._fleet.gpus[key]).brings_in(
-                then.memory_mib, 0, stays=False
-            ):
+            if not self._fleet.capacity_of(self._fleet.gpus[key]).fits_alone(then.memory_mib):
                 return False
         return True
 

@@ -43,12 +43,15 @@ class Need(NamedTuple):
         if not capacity.kind.promise.is_over:
             return None
         alone = self.memory_mib - self.overhead_mib
+        largest = capacity.largest_mib if self.stays else max(alone, capacity.largest_mib)
+        # as many as are there, or change places by way of host memory
+        most = max(capacity.there_left_mib, capacity.host_left_mib - largest, 0) // self.memory_mib
+        left = max(0, capacity.beside_mib - largest)
         if self.stays:
-            return max(0, capacity.beside_mib - capacity.largest_mib) // self.memory_mib
-        left = capacity.beside_mib - max(alone, capacity.largest_mib)
-        if left < 0:
+            return min(most, left // self.memory_mib)
+        if capacity.beside_mib < largest:
             return 0
-        return left // self.overhead_mib if self.overhead_mib else None
+        return min(most, left // self.overhead_mib) if self.overhead_mib else most
 
 
 class PlacementSearch:

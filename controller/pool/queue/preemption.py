@@ -222,7 +222,7 @@ def _fits(request: GrantRequest, capacity: FreeCapacity, victims: Iterable[Candi
         and left.admits(sharing, request.project, request.contexts)
         and wanted.memory_mib + wanted.overhead_mib <= free_mib
         and wanted.compute_percent <= free_percent
-        and capacity.brings_in(
+        and capacity.without(free_mib - capacity.free_mib).brings_in(
             wanted.memory_mib, wanted.overhead_mib, stays=would_stay(request, sharing)
         )
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)

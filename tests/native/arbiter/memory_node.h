@@ -77,16 +77,20 @@ class MemoryNode {
 
   void step() {
     finish_moves();
+    for (auto& [id, s] : sessions)
+      if (!policy.bounded(0)) s.room = s.taken + s.asked;
     for (auto& [id, s] : sessions) advance(s);
     for (auto& [id, s] : sessions) {
       const bool waits = s.has_work(now) && !s.has_memory();
-      if (!policy.bounded(0)) s.room = s.taken + s.asked;
-      policy.see(id, ByGpu<MemoryUse>{{0, {s.taken, s.asked, s.staying, s.room}}},
+      const uint64_t asks = s.has_work(now) ? s.asked : 0;
+      s.room = std::min(s.room, s.taken + asks);
+      policy.see(id, ByGpu<MemoryUse>{{0, {s.taken, asks, s.staying, s.room}}},
                  waits && s.stands, s.has_work(now) && s.has_memory(), now);
     }
     for (const Move& move : policy.step(now)) begin(move);
     for (auto& [id, s] : sessions)
-      if (policy.granted(id)) s.room = std::max(s.room, s.taken + s.asked);
+      if (policy.granted(id))
+        s.room = std::max(s.room, s.taken + (s.has_work(now) ? s.asked : 0));
     check();
   }
 
