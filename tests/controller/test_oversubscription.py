@@ -68,7 +68,7 @@ def test_whose_word_counts(factor: float, pool: float, swap_mib: int, limit: int
 
 
 def test_two_change_places_by_way_of_host_memory() -> None:
-    """What is beyond the GPU has to fit there with the largest once more; what is on it need not."""
+    """What is beyond the GPU has to fit there, and the largest once more."""
     bench = make_bench(swap_mib=4000)
     bench.granted(memory_mib=3500, compute_percent=10)
     assert fits(bench, memory_mib=3500, compute_percent=10), "both are on the GPU"
