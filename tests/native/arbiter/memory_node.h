@@ -84,13 +84,12 @@ class MemoryNode {
       const bool waits = s.has_work(now) && !s.has_memory();
       const uint64_t asks = s.has_work(now) ? s.asked : 0;
       s.room = std::min(s.room, s.taken + asks);
-      policy.see(id, ByGpu<MemoryUse>{{0, {s.taken, asks, s.staying, s.room}}},
-                 waits && s.stands, s.has_work(now) && s.has_memory(), now);
+      policy.see(id, ByGpu<MemoryUse>{{0, {s.taken, asks, s.staying, s.room}}}, waits && s.stands,
+                 s.has_work(now) && s.has_memory(), now);
     }
     for (const Move& move : policy.step(now)) begin(move);
     for (auto& [id, s] : sessions)
-      if (policy.granted(id))
-        s.room = std::max(s.room, s.taken + (s.has_work(now) ? s.asked : 0));
+      if (policy.granted(id)) s.room = std::max(s.room, s.taken + (s.has_work(now) ? s.asked : 0));
     check();
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory on a GPU of which more is promised than it has: an allocation waits until the arbiter has
-// given room for it, which keeps nobody from stopping the session, and nothing is lost or reordered.
+// given room for it, which keeps nobody from stopping the session, and nothing is lost or
+// reordered.
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
