@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from sluice.rpc import pool_pb2 as rpc
@@ -98,8 +99,23 @@ class Residency:
         return not run_at_once(session.vgpus)
 
     def is_asked(self, grant_id: str) -> bool:
-        """Whether the arbiter lets a grant come in."""
-        return self._pages.arbiter.is_connected and self._pages.has_grant(grant_id)
+        """Whether a grant comes in when the arbiter says so: not all that run fit with it."""
+        promised: Counter[str] = Counter()
+        seen, own = set[tuple[str, int]](), set[str]()
+        overheads = {gpu.uuid: gpu.context_overhead_mib for gpu in self._gpus()}
+        for session in self._pages.sessions():
+            runs = session.grant_id == grant_id or not self._suspensions.is_out(session.grant_id)
+            for place in session.places if runs else ():
+                vgpu = session.vgpus[place]
+                promised[vgpu.gpu_uuid] += overheads.get(vgpu.gpu_uuid, 0)
+                if (session.grant_id, place) not in seen:
+                    promised[vgpu.gpu_uuid] += vgpu.memory_mib
+                seen.add((session.grant_id, place))
+                if session.grant_id == grant_id:
+                    own.add(vgpu.gpu_uuid)
+        there = {gpu.uuid: gpu.memory_mib - gpu.reserved_mib for gpu in self._gpus()}
+        over = any(promised[uuid] > there.get(uuid, 0) for uuid in own)
+        return over and self._pages.arbiter.is_connected
 
     def tell(self, grant_id: str) -> None:
         """How a grant's memory is now: it was suspended, resumed, or moved by an earlier order."""

@@ -238,8 +238,11 @@ class Suspensions:
             await self._all(sessions, self._leave_to_arbiter)
             self.swapped.add(grant_id)
             self.on_moved(grant_id)
+            for session in sessions:
+                session.log.write("resumed: its memory comes in when it has work, and its turn")
             return
         await self._come_back(grant_id, sessions)
+        self.on_moved(grant_id)
         for session in sessions:
             session.log.write("resumed")
 

@@ -106,9 +106,9 @@ class TurnPages:
                     Message("share", {"tenant": session.grant_id, **self._share(session)})
                 )
 
-    def has_grant(self, grant_id: str) -> bool:
-        """Whether the arbiter knows a session of it."""
-        return any(place.session.grant_id == grant_id for place in self._places.values())
+    def sessions(self) -> list[Session]:
+        """Those that the arbiter knows."""
+        return [place.session for place in self._places.values()]
 
     def join_all(self) -> None:
         """Tells the arbiter of every session, as it may know none."""

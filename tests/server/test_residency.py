@@ -55,6 +55,7 @@ class FakePages:
         self.told: list[Message] = []
         self.arbiter = SimpleNamespace(tell=self.told.append, is_connected=True)
         self.joined: list[str] = []
+        self.known: list[Session] = []
         self.on_move: Callable[[Message], None] = lambda _: None
         self.memory_of: Callable[[Session], dict[str, str]] = lambda _: {}
 
@@ -64,8 +65,8 @@ class FakePages:
     def join_all(self) -> None:
         self.joined.append("all")
 
-    def has_grant(self, grant_id: str) -> bool:
-        return grant_id == "g"
+    def sessions(self) -> list[Session]:
+        return self.known
 
 
 class Bench:
@@ -76,7 +77,7 @@ class Bench:
         self.swap = SwapMemory(swap_mib)
         self.session = _session(worker)
         self.suspensions = Suspensions(
-            lambda _: [self.session],
+            lambda grant_id: [self.session] if grant_id == "g" else [],
             lambda report: self.reports.append(report.grant_suspension),
             self.swap,
             drain_seconds=0.1,
@@ -105,10 +106,10 @@ class Bench:
         return answer
 
 
-def _session(worker: FakeWorker) -> Session:
+def _session(worker: FakeWorker, grant_id: str = "g") -> Session:
     fields: dict[str, Any] = {
         "id": "s",
-        "grant_id": "g",
+        "grant_id": grant_id,
         "priority": 3,
         "worker": worker,
         "opening": False,
@@ -193,6 +194,7 @@ async def test_one_that_is_out_is_suspended_without_coming_in_and_resumed_into_i
         *(says("out", out=50), says("out", out=50)),
     )
     bench = Bench(worker)
+    bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
     await bench.move(out=True, mib=20)
     await bench.suspensions.suspend("g")
     assert bench.suspensions.is_out("g")
@@ -204,6 +206,21 @@ async def test_one_that_is_out_is_suspended_without_coming_in_and_resumed_into_i
     claim = bench.residency.claim(bench.session)
     assert (claim["away"], claim["vgpu.0.out_mib"]) == ("0", "50")
     assert "wake" not in worker.verbs, "the arbiter says when"
+
+
+async def test_where_all_that_runs_fits_with_it_a_resumed_one_comes_back_at_once() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=50)),
+        *({**says("out", out=50), "moved_by": "controller"}, RUNNING),
+    )
+    bench = Bench(worker)
+    bench.pages.known = [bench.session]
+    await bench.suspensions.suspend("g")
+    bench.pages.joined.clear()
+    await bench.suspensions.resume("g")
+    assert worker.verbs[-1] == "wake"
+    assert bench.pages.joined == ["g"], "the arbiter hears that it is back"
+    assert bench.residency.claim(bench.session)["away"] == "0"
 
 
 async def test_a_later_server_knows_whose_order_it_was() -> None:
