@@ -111,6 +111,7 @@ class MemoryNode {
     Move move;
     Nanoseconds ends;
     uint64_t bytes;  // out in all, then
+    bool failed = false;
   };
 
   void advance(MemorySession& s) {
@@ -132,7 +133,7 @@ class MemoryNode {
 
   void begin(const Move& move) {
     MemorySession& s = sessions.at(move.tenant);
-    if (move.out && s.stubborn) return moves_.push_back({move, now + kMs, s.out});
+    if (move.out && s.stubborn) return moves_.push_back({move, now + kMs, s.out, true});
     s.stands = true;
     const uint64_t most = s.taken - s.staying;
     const uint64_t out = move.out ? std::min(std::max(move.bytes.at(0), s.out), most) : 0;
@@ -152,12 +153,15 @@ class MemoryNode {
       const UnderWay done = moves_[i];
       moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(i));
       MemorySession& s = sessions.at(done.move.tenant);
-      const bool failed = done.move.out && s.stubborn && !s.stands;
+      if (done.failed) {
+        policy.moved(done.move.tenant, {{0, s.out}}, "it does not stop", now);
+        continue;
+      }
       s.out = done.bytes;
-      s.stands = !failed && done.move.out;
+      s.stands = done.move.out;
       ++(done.move.out ? s.moved_out : s.moved_in);
       ++moves;
-      policy.moved(done.move.tenant, {{0, s.out}}, failed ? "it does not stop" : "", now);
+      policy.moved(done.move.tenant, {{0, s.out}}, "", now);
     }
   }
 
