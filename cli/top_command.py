@@ -47,6 +47,10 @@ VGPU_COLUMNS = {
     "60 S": "used_60s",
     "GPU TIME": "used",
     "WAITED": "waited",
+    "ON GPU": "resident",
+    "OUT": "swapped",
+    "MOVES": "moves",
+    "MEM WAIT": "memory_waited",
     "PROGRAMS": "programs",
     "MIB": "memory_mib",
     "PROJECT": "project",
@@ -72,7 +76,9 @@ def top(
     """Shows GPUs, vGPUs and sessions as they change, until Ctrl-C.
 
     1 S and 60 S are what was used of the GPU in the last second and minute, GPU TIME is all of it,
-    WAITED how long work waited for its turn while others had theirs.
+    WAITED how long work waited for its turn while others had theirs. Where memory is promised more
+    than once, ON GPU and OUT are the MiB of its grant on the GPU and in host memory, MOVES how
+    often it moved, MEM WAIT how long work waited for it.
     """
     api = controller(address)
     times = 1 if once else times
@@ -157,6 +163,10 @@ def vgpu_rows(
             "used_60s": _percent(vgpu.get("share_60s")),
             "used": _duration(vgpu.get("gpu_seconds")),
             "waited": _duration(vgpu.get("waited_seconds")),
+            "resident": _number(vgpu.get("resident_mib")),
+            "swapped": _number(vgpu.get("swapped_mib")),
+            "moves": _number(vgpu.get("memory_moves")),
+            "memory_waited": _duration(vgpu.get("memory_waited_seconds")),
             "age": output.age(vgpu["created"]),
         }
         for vgpu in in_order
@@ -176,6 +186,10 @@ def _uuid(vgpu: dict[str, Any]) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def _duration(seconds: float | None) -> str:

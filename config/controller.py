@@ -24,6 +24,7 @@ from sluice.config.sections import (
     pairs,
     split_commas,
 )
+from sluice.resources.memory_factor import MOST_MEMORY_FACTOR
 from sluice.resources.vgpu_request import Sharing
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
@@ -170,6 +171,13 @@ class PoolSection(Section):
         86400.0,
         ge=0,
         description="after how many seconds what is suspended is ended (0: never)",
+    )
+    memory_oversubscription: float = Field(
+        1.0,
+        ge=1.0,
+        le=MOST_MEMORY_FACTOR,
+        description="how often the memory of each GPU may be promised whose server.conf does not "
+        "say, where its node has [suspend] swap_mib for it (1.0: once)",
     )
     events_kept: int = Field(100_000, ge=100, description="how many events the store keeps")
 

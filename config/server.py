@@ -322,6 +322,28 @@ class ServerConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _memory_beyond_the_gpus(self) -> ServerConfig:
+        factor = self.suspend.memory_oversubscription or 1.0
+        if factor > 1 and not self.suspend.swap_mib:
+            raise ValueError(
+                f"[suspend] memory_oversubscription is {factor:g}, and there is no host memory for "
+                "what is not on the GPU: set [suspend] swap_mib"
+            )
+        if factor > 1 and not self.throttle.enable_computation_throttle:
+            raise ValueError(
+                f"[suspend] memory_oversubscription is {factor:g}, and nobody says whose memory is "
+                "on the GPU: set [throttle] enable_computation_throttle = true"
+            )
+        return self
+
+    @property
+    def memory_factor(self) -> float:
+        """How often each GPU's memory may be promised; 0: as the pool says."""
+        if not self.throttle.enable_computation_throttle or not self.suspend.swap_mib:
+            return 1.0
+        return self.suspend.memory_oversubscription or 0.0
+
+    @model_validator(mode="after")
     def _one_data_address(self) -> ServerConfig:
         if self.server.bind_net and "bind_addr" in self.server.model_fields_set:
             raise ValueError("[server] has both bind_addr and bind_net; keep one of them")

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from sluice.config.ini import Section
 from sluice.config.sections import pairs, split_commas
 from sluice.protocol.frames import MAX_DRAIN_MS
+from sluice.resources.memory_factor import MOST_MEMORY_FACTOR
 from sluice.resources.vgpu_request import Sharing
 
 
@@ -93,6 +94,20 @@ class SuspendSection(Section):
         gt=0,
         le=MAX_DRAIN_MS / 1000,
         description="how many seconds a session has to come to a stop before it is suspended",
+    )
+    memory_oversubscription: float | None = Field(
+        None,
+        ge=1.0,
+        le=MOST_MEMORY_FACTOR,
+        description="how often each GPU's memory may be promised, as far as swap_mib takes what is "
+        "beyond; 1.0: once (empty: as [pool] of the controller says)",
+    )
+    idle_seconds: float = Field(
+        10.0,
+        ge=0.1,
+        le=86400,
+        description="a session without work for so many seconds gives its GPU memory to anybody "
+        "who waits for it, where memory is promised more than once",
     )
 
 

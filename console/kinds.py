@@ -88,6 +88,7 @@ def _grant(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
         "ends": live and rights.ends(grant),
         "project": grant.project or DEFAULT_PROJECT,
         "hue": hue_of(grant.project or DEFAULT_PROJECT),
+        "memory": pool.grant_memory(grant.id),
         "vgpus": list(zip((key for key, _ in grant.placed()), grant.vgpus, times, strict=True)),
         "sessions": [session_view(s) for s in ordered[:MOST_SESSIONS]],
         "more": max(0, len(ordered) - MOST_SESSIONS),

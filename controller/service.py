@@ -281,6 +281,7 @@ class Controller:
             hands_over=True,
             on_preempt=shares.on_preempt,
             max_suspended_seconds=shares.max_suspended_seconds,
+            memory_oversubscription=shares.memory_oversubscription,
             policy=POLICIES[shares.policy](),
             sharing=shares.sharing,
             snapshot=snapshot,

@@ -22,7 +22,9 @@ from sluice.server.gpus.figures import GpuReader, Reading
 from sluice.server.gpus.health import GpuHealth
 from sluice.server.rdma import figures as rdma_figures
 from sluice.server.rdma.figures import RdmaFigures
+from sluice.server.sessions import memory_figures
 from sluice.server.sessions.figures import SessionFigures
+from sluice.server.sessions.memory_figures import MemoryFigures
 from sluice.server.workers.warm import WarmWorkers
 
 MIB = 1 << 20
@@ -74,6 +76,7 @@ class ServerMetrics:
         controller: ControllerLink,
         health: GpuHealth,
         rdma: RdmaFigures,
+        memory: MemoryFigures | None = None,
     ) -> None:
         self._node = node
         self._gpus = gpus
@@ -93,6 +96,8 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(FamilyCollector(FAMILIES, self._fill))
         self.registry.register(FamilyCollector(rdma_figures.FAMILIES, rdma.fill))
+        if memory:
+            self.registry.register(FamilyCollector(memory_figures.FAMILIES, memory.fill))
         self.registry.register(FamilyCollector(gpu_figures.FAMILIES, self._fill_readings))
         self.registry.register(sessions.registry)
 

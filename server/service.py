@@ -45,6 +45,7 @@ from sluice.server.listeners.unix_socket import UnixListener, local_places
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
+from sluice.server.sessions.residency import Residency
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.sessions.use_watch import UseWatch
 from sluice.server.sessions.views import GpusHere
@@ -110,6 +111,8 @@ class Server:
             self._run(self._turns.arbiter.run())
         self._open_data_port()
         await self._gpus.find(self._run)
+        if self._residency:
+            self._residency.tell_everything()
         self._run(self._gpus.health.run())
         if self._turns:
             await self._turns.found(ARBITER_SECONDS)
@@ -216,11 +219,22 @@ class Server:
             self._daemons = MpsDaemons(control, starter, section.run_dir, log_dir, idle)
             self._workers.serve_concurrent(self._daemons, throttle.concurrent_headroom)
         self._turns: TurnPages | None = None
+        self._residency: Residency | None = None
         if throttle.enable_computation_throttle:
             self._turns = TurnPages(
                 throttle, starter, section.run_dir, log_dir, self._sharing.arbiter
             )
             self._lifecycle.divide_time(self._turns)
+            if self._config.suspend.swap_mib:
+                self._residency = Residency(
+                    self._lifecycle.suspensions,
+                    self._turns,
+                    lambda: self._gpus.gpus,
+                    self._config.suspend.idle_seconds,
+                    self._controller,
+                )
+                self._lifecycle.times.on_figures = self._residency.hear_figures
+                self._lifecycle.times.on_told_again = self._residency.figures.tell_again
             if throttle.longest_overrun_seconds:
                 self._lifecycle.limit_overruns(throttle.longest_overrun_seconds)
 
@@ -337,6 +351,7 @@ class Server:
             controller=self._controller,
             health=self._gpus.health,
             rdma=RdmaFigures(self._rdma),
+            memory=self._residency.figures if self._residency else None,
         )
         try:
             self._metrics_listener = MetricsListener(section, self._config.tls, metrics.scrape)

@@ -84,6 +84,9 @@ class GpuView(BaseModel):
     reserved_mib: int
     context_overhead_mib: int
     granted_mib: int = Field(description="vGPUs and their contexts' overhead")
+    promisable_mib: int = Field(
+        description="what may be granted in all: more than there is where memory is oversubscribed"
+    )
     granted_percent: int
     vgpus: int
     concurrent_project: str = Field(
@@ -380,6 +383,7 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         reserved_mib=gpu.reserved_mib,
         context_overhead_mib=gpu.context_overhead_mib,
         granted_mib=usage.memory_mib,
+        promisable_mib=pool.promisable_mib(gpu),
         granted_percent=usage.compute_percent,
         vgpus=usage.vgpus,
         concurrent_project=usage.occupancy.project,

@@ -51,6 +51,20 @@ class VgpuInUse(BaseModel):
         description="of its GPU that it used in the last second, 0 to 1; null: as above"
     )
     share_60s: float | None = Field(description="the same of the last minute, or since it began")
+    resident_mib: int | None = Field(
+        description="of its whole grant's memory, what is on the GPUs now; null: its node moves "
+        "none, or has not said"
+    )
+    swapped_mib: int | None = Field(
+        description="and what is in host memory, for others on the same GPUs; null: as above"
+    )
+    memory_moves: int | None = Field(
+        description="how often its grant's memory moved, out or in; null: as above"
+    )
+    memory_waited_seconds: float | None = Field(
+        description="that its grant had work and waited for memory; null: as above"
+    )
+    memory_wait: str = Field(description="what its grant waits for; empty: it does not")
 
 
 class VgpuList(Page):
@@ -114,6 +128,7 @@ def _gpus_of(pool: Pool, project: str) -> set[GpuKey]:
 
 def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
     sessions = [s for s in pool.sessions_of(grant.id) if s.state is not SessionState.ENDED]
+    memory = pool.grant_memory(grant.id)
     found = []
     for number, (key, vgpu) in enumerate(grant.placed()):
         users = [s for s in sessions if not s.chosen or number in s.chosen]
@@ -140,6 +155,11 @@ def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
                 waited_seconds=round(time.waited, 3) if time else None,
                 share_1s=time.share_1s if time else None,
                 share_60s=time.share_60s if time else None,
+                resident_mib=memory.resident_mib if memory else None,
+                swapped_mib=memory.swapped_mib if memory else None,
+                memory_moves=memory.moves if memory else None,
+                memory_waited_seconds=round(memory.waited, 3) if memory else None,
+                memory_wait=memory.why if memory else "",
             )
         )
     return found

@@ -41,6 +41,12 @@ FAMILIES = (
     Family(
         "sluice_pool_memory_free_bytes", "gauge", "Memory that could be granted and is nobody's."
     ),
+    Family(
+        "sluice_pool_memory_resident_bytes",
+        "gauge",
+        "Memory of live grants that is on GPUs, where nodes may move it.",
+    ),
+    Family("sluice_pool_memory_swapped_bytes", "gauge", "And what is in the nodes' host memory."),
     Family("sluice_pool_vgpus", "gauge", "vGPUs of live grants."),
     Family(
         "sluice_pool_compute_granted_gpus", "gauge", "Compute of live grants, as a number of GPUs."
@@ -163,6 +169,9 @@ class PoolFigures:
                 samples.add("sluice_pool_gpus", tallies.gpus[mode, health], mode.value, health)
         samples.add("sluice_pool_memory_bytes", tallies.memory_mib * MIB)
         samples.add("sluice_pool_memory_granted_bytes", tallies.granted.memory_mib * MIB)
+        resident_mib, swapped_mib = self._grant_service.pool.memory_sums()
+        samples.add("sluice_pool_memory_resident_bytes", resident_mib * MIB)
+        samples.add("sluice_pool_memory_swapped_bytes", swapped_mib * MIB)
         samples.add("sluice_pool_vgpus", tallies.granted.vgpus)
         samples.add("sluice_pool_compute_granted_gpus", tallies.granted.compute_percent / 100)
         samples.add("sluice_pool_grants", tallies.grants)

@@ -223,6 +223,8 @@ class Node:
     shares: ShareKeeping = ShareKeeping.KEPT
     takes_parts: bool = False  # its server can have a part of a grant's vGPUs
     swap_mib: int = 0  # host memory for suspended sessions; 0: it suspends nothing
+    #: how often each of its GPUs' memory may be promised; 0: as the pool says
+    memory_oversubscription: float = 0.0
 
     def shared_in(self, pool: Sharing) -> NodeSharing:
         """How vGPUs of its GPUs can be shared, in a pool that says so much itself."""

@@ -100,13 +100,14 @@ class Pool(PoolView):
         max_suspended_seconds: float = 0.0,
         policy: PlacementPolicy | None = None,
         sharing: Sharing = Sharing.AUTO,
+        memory_oversubscription: float = 1.0,
         snapshot: Snapshot | None = None,
     ) -> None:
         self._clock = clock
         jobs = Jobs(clock, job_linger_seconds)
         gpus: dict[GpuKey, Gpu] = {}
         ledger = GrantLedger(clock, new_id, jobs, gpus, ended_kept)
-        fleet = Fleet(clock, ledger, gpus, vgpu_count, sharing)
+        fleet = Fleet(clock, ledger, gpus, vgpu_count, sharing, memory_oversubscription)
         suspending = Suspending(
             clock,
             ledger,

@@ -11,6 +11,7 @@ from sluice.controller.pool.gpus.allocations import Usage
 from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.fragmentation import Fragmentation
+from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.used_tally import UsedTally
 from sluice.controller.pool.grants.vgpu_times import VgpuTime
@@ -79,7 +80,7 @@ class PoolView:
             booked.memory_mib - kept.memory_mib,
             booked.compute_percent - kept.compute_percent,
             vgpus,
-            booked.occupancy,
+            occupancy=booked.occupancy,
         )
 
     def kept(self, key: GpuKey) -> Usage:
@@ -87,6 +88,12 @@ class PoolView:
         undrawn = self._ledger.reservations.undrawn_on(key)
         claimed_mib, claimed_percent = self._scheduler.claims.on_gpu(key)
         return Usage(undrawn.memory_mib + claimed_mib, undrawn.compute_percent + claimed_percent, 0)
+
+    def promisable_mib(self, gpu: Gpu) -> int:
+        """How much of a GPU's memory may be granted, contexts included."""
+        capacity = self.capacity.of(gpu.key)
+        there = gpu.memory_mib - gpu.reserved_mib
+        return capacity.kind.promise.limit_mib(gpu) if capacity else there
 
     def fragmentation(self) -> Fragmentation:
         """How much of the free memory can still be given in useful pieces."""
@@ -122,6 +129,14 @@ class PoolView:
     def vgpu_time(self, grant_id: str, number: int) -> VgpuTime | None:
         """What a vGPU of a live grant has had of its GPU; None where its node has not said."""
         return self._ledger.vgpu_times.of(grant_id, number)
+
+    def grant_memory(self, grant_id: str) -> GrantMemory | None:
+        """Where a live grant's memory is; None where its node has not said, or moves none."""
+        return self._ledger.memories.of(grant_id)
+
+    def memory_sums(self) -> tuple[int, int]:
+        """MiB of grants on their GPUs and in host memory, where nodes move it."""
+        return self._ledger.memories.sums()
 
     def tally_used(self) -> UsedTally:
         """From now on what GPUs and projects use is summed there, for whoever keeps history."""

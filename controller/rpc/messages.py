@@ -14,16 +14,19 @@ from typing import Any
 from sluice.config.log_ids import request_id
 from sluice.controller.pool import decisions, model
 from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
+from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspensionState
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
 from sluice.resources.container import Container
+from sluice.resources.memory_factor import MOST_MEMORY_FACTOR
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 
 MOST_PERSON = 100
+MOST_WHY = 500
 MODES = {mode.value for mode in model.Mode}
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
@@ -57,6 +60,28 @@ def holding_of(message: rpc.NativeHolding) -> ReportedHolding:
         message.domain_name,
         message.live,
         message.config,
+    )
+
+
+def factor_of(inventory: rpc.Inventory) -> float:
+    """How often a node says that its memory may be promised; 0: as the pool says.
+
+    One that cannot move it, or says nonsense, has each promised once.
+    """
+    said = inventory.memory_oversubscription
+    known = said == 0.0 or 1.0 <= said <= MOST_MEMORY_FACTOR
+    return said if inventory.moves_memory and known else 1.0
+
+
+def memory_of(message: rpc.GrantMemory) -> GrantMemory:
+    """Where a grant's memory is, as its node reports it."""
+    return GrantMemory(
+        grant_id=message.grant_id,
+        resident_mib=message.resident_mib,
+        swapped_mib=message.swapped_mib,
+        moves=message.moves,
+        waited=message.waited_us / 1e6,
+        why=message.why[:MOST_WHY],
     )
 
 

@@ -23,11 +23,13 @@ from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.rpc.announcing import answers_for_relay
 from sluice.controller.rpc.messages import (
     answer_message,
+    factor_of,
     gpu_of,
     holding_of,
     job_key,
     labels_of,
     machine_of,
+    memory_of,
     request_of,
     session_of,
     shared_as,
@@ -208,6 +210,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             data_tls=inventory.data_tls,
             takes_parts=inventory.takes_parts,
             swap_mib=inventory.swap_mib,
+            memory_oversubscription=factor_of(inventory),
         )
         shared_as(node, inventory.sharing)
         await self._grant_service.step(
@@ -297,6 +300,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             # kept in memory: no step, and nothing to store
             times = [vgpu_report_of(each) for each in report.vgpu_times.times]
             pool.lifecycle.vgpu_times(node, times)
+        elif kind == "grant_memories":
+            memories = [memory_of(each) for each in report.grant_memories.memories]
+            pool.lifecycle.memories(node, memories)
         elif kind == "guest_machines":
             machines = [machine_of(node, each) for each in report.guest_machines.machines]
             self._grant_service.begin(lambda: pool.machines.report(node, machines))

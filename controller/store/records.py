@@ -37,7 +37,9 @@ from sluice.controller.pool.model import (
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
-NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"}
+NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"} | {
+    "memory_oversubscription"
+}
 
 Key = tuple[str, ...]
 

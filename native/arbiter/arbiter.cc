@@ -50,6 +50,7 @@ bool Arbiter::join(const std::string& name, const TenantRequest& request, TurnPa
     if (tenants_.at(known->second.tenant).name != request.tenant)
       return *error = "id: the session is another tenant's", false;
     schedule_.change(known->second.tenant, request.percent, request.capped, now);
+    claim_memory(known->second.tenant, known->second, request, now);
     return true;
   }
   const auto [known, fresh] = ids_.try_emplace(request.tenant, next_);
@@ -64,7 +65,10 @@ bool Arbiter::join(const std::string& name, const TenantRequest& request, TurnPa
   }
   Tenant& tenant = tenants_.at(id);
   Member& m = members_[name];
-  m = {page, id, bits};
+  m = {};
+  m.page = page;
+  m.tenant = id;
+  m.gpus = bits;
   m.turn = page->turn.load(std::memory_order_acquire);
   m.overran = page->overran.load(std::memory_order_relaxed);
   // As an arbiter before this one may have left it: whoever works drains, and asks.
@@ -74,6 +78,7 @@ bool Arbiter::join(const std::string& name, const TenantRequest& request, TurnPa
   for (const Member* each : tenant.members) all |= each->gpus;
   schedule_.move(id, all, now);
   if (!fresh) schedule_.change(id, request.percent, request.capped, now);
+  claim_memory(id, m, request, now);
   return true;
 }
 
@@ -88,16 +93,21 @@ void Arbiter::leave(const std::string& name, Nanoseconds now) {
     uint64_t all = 0;
     for (const Member* each : tenant.members) all |= each->gpus;
     schedule_.move(id, all, now);
-    return;
+    return claim_again(id, tenant, now);
   }
   schedule_.remove(id, now);
+  residency_.remove(id);
+  memory_changed_ = true;
   ids_.erase(tenant.name);
   tenants_.erase(id);
 }
 
 bool Arbiter::share(const std::string& tenant, uint32_t percent, bool capped, Nanoseconds now) {
   const auto found = ids_.find(tenant);
-  return found != ids_.end() && schedule_.change(found->second, percent, capped, now);
+  if (found == ids_.end() || !schedule_.change(found->second, percent, capped, now)) return false;
+  tenants_.at(found->second).percent = percent;
+  claim_again(found->second, tenants_.at(found->second), now);
+  return true;
 }
 
 std::map<std::string, TenantFigures> Arbiter::figures(Nanoseconds now) const {
@@ -212,6 +222,7 @@ Nanoseconds Arbiter::look(Nanoseconds now) {
   Nanoseconds next = kForever;
   for (auto& [id, tenant] : tenants_) read(id, tenant, now, &next);
   look_together(now, &next);
+  look_memory(now, &next);
   const Decision decision = schedule_.step(now);
   apply(decision, now);
   for (const uint32_t id : decision.call_back) help(id, tenants_.at(id), now, &next);

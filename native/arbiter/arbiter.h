@@ -8,20 +8,40 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arbiter/cut.h"
+#include "arbiter/residency.h"
 #include "arbiter/schedule.h"
 #include "arbiter/together.h"
 #include "arbiter/turn_page.h"
 
 namespace sluice::arbiter {
 
+// A vGPU of a member, in the order of its page; bytes.
+struct MemberMemory {
+  std::string gpu;  // UUID
+  uint64_t promised = 0, fixed = 0;
+  uint64_t out = 0;  // in host memory already
+};
+
 struct TenantRequest {
   std::string tenant;
   std::vector<std::string> gpus;  // UUIDs, of this member
   uint32_t percent = 100;
   bool capped = false;
+  uint32_t priority = 0;
+  bool away = false;  // it is suspended, and wants no memory
+  std::vector<MemberMemory> memory =
+      {};  // of a member whose memory can move; none: it is not counted
+};
+
+// A tenant whose memory is to move, and how much of it on which GPUs. None: all comes in.
+struct MemoryOrder {
+  std::string tenant;
+  bool out = false;
+  std::map<std::string, uint64_t> bytes;
 };
 
 class Arbiter {
@@ -42,6 +62,17 @@ class Arbiter {
   // Reads the pages and writes them. The time at which it has to look again even if nobody rings.
   Nanoseconds look(Nanoseconds now);
 
+  // Memory (memory.cc): how much of a GPU's there is for tenants, and who is idle. What the server
+  // says of a tenant that it was told to move, or that it found: so much of it is out, by GPU. With
+  // a reason: it could not be moved.
+  bool set_memory(const std::string& gpu, uint64_t bytes, std::string* error);
+  void set_idle(Nanoseconds idle) { residency_.set_idle(idle); }
+  void memory_moved(const std::string& tenant, const std::map<std::string, uint64_t>& out,
+                    const std::string& why_not, Nanoseconds now);
+  // What the last look found is to be moved; each is told once.
+  std::vector<MemoryOrder> take_memory_orders() { return std::exchange(memory_orders_, {}); }
+  std::map<std::string, MemoryFigures> memory_figures(Nanoseconds now) const;
+
   bool has(const std::string& member) const { return members_.contains(member); }
   std::map<std::string, TenantFigures> figures(Nanoseconds now) const;
 
@@ -59,6 +90,12 @@ class Arbiter {
     int64_t until = kNoTurn;  // as its page says
     bool behind = false;      // as it was found last: others have issued more
     bool cut_changed = false;
+    static constexpr uint64_t kBoundless = ~0ull;
+    std::vector<uint32_t> memory_gpus;  // of its vGPUs, in the order of its page
+    ByGpu<uint64_t> promised, fixed;
+    std::vector<uint64_t> room;    // as its page says; kBoundless where it need not ask
+    uint32_t calls = 0;            // as its page said at the last look at memory
+    uint64_t begun = 0, done = 0;  // the same
     bool wants() const { return !absent && page->wants.load(std::memory_order_acquire) != 0; }
   };
   struct Tenant {
@@ -69,7 +106,9 @@ class Arbiter {
     // From when on its members are helped again to end it, and until when they are.
     Nanoseconds help_again = 0, help_until = 0;
     Nanoseconds cut_again = 0;  // from when on its cut is drawn anew
-    bool lags = false;          // a member has issued less than others, as the last cut found
+    uint32_t priority = 0, percent = 100;
+    bool away = false;
+    bool lags = false;  // a member has issued less than others, as the last cut found
   };
   // A place of a member's page.
   struct Place {
@@ -91,6 +130,13 @@ class Arbiter {
   Seen seen(uint32_t id, const Tenant& tenant, Nanoseconds now) const;
   void look_together(Nanoseconds now, Nanoseconds* next);
   bool is_together(uint32_t id) const;
+  // memory.cc: whose memory is on the GPUs.
+  void claim_memory(uint32_t id, Member& m, const TenantRequest& request, Nanoseconds now);
+  void claim_again(uint32_t id, const Tenant& tenant, Nanoseconds now);
+  void look_memory(Nanoseconds now, Nanoseconds* next);
+  void see_memory(uint32_t id, Tenant& tenant, Nanoseconds now);
+  ByGpu<MemoryUse> memory_of(Member& m) const;
+  static void grant_memory(Member& m);
   void publish(uint32_t id, Tenant& tenant, Nanoseconds now);
   void apply(const Decision& decision, Nanoseconds now);
   void give(Member& m, int64_t until, Nanoseconds now);
@@ -98,7 +144,13 @@ class Arbiter {
   static void close(Member& m);
   void charge(Member& m);
 
+  uint32_t number_of(const std::string& gpu);
+
   Schedule schedule_;
+  Residency residency_;
+  Nanoseconds memory_at_ = 0;  // when it is looked at next, if nobody calls
+  bool memory_changed_ = false;
+  std::vector<MemoryOrder> memory_orders_;
   const TogetherSettings together_settings_;
   bool together_allowed_ = true;
   std::vector<std::string> gpus_;   // by the number of their bit

@@ -39,6 +39,27 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
+constexpr uint64_t kMib = 1 << 20;
+
+std::string key_of(const char* list, size_t n, const char* field) {
+  return std::string(list) + "." + std::to_string(n) + "." + field;
+}
+
+// What a join says of the memory of its vGPUs, in their order.
+std::vector<MemberMemory> read_memory(const process::Message& m) {
+  std::vector<MemberMemory> all;
+  uint64_t count = 0;
+  m.number("vgpus", &count);
+  for (size_t n = 0; n < count; ++n) {
+    uint64_t promised = 0, fixed = 0, out = 0;
+    m.number(key_of("vgpu", n, "memory_mib"), &promised);
+    m.number(key_of("vgpu", n, "fixed_mib"), &fixed);
+    m.number(key_of("vgpu", n, "out_mib"), &out);
+    all.push_back({m.text(key_of("vgpu", n, "gpu")), promised * kMib, fixed * kMib, out * kMib});
+  }
+  return all;
+}
+
 // nullptr with `error`. Its size is sealed, so that who else has it cannot take it away.
 TurnPage* map_page(int fd, std::string* error) {
   struct stat about {};
@@ -86,6 +107,12 @@ bool Service::join(process::Message& m, Nanoseconds now, std::string* error) {
   m.number("percent", &percent);
   m.number("capped", &capped);
   request = {m.text("tenant"), split(m.text("gpus")), static_cast<uint32_t>(percent), capped == 1};
+  uint64_t priority = 0, away = 0;
+  m.number("priority", &priority);
+  m.number("away", &away);
+  request.priority = static_cast<uint32_t>(priority);
+  request.away = away == 1;
+  request.memory = read_memory(m);
   if (workers_.contains(id)) return arbiter_.join(id, request, nullptr, now, error);
   if (m.descriptors.size() != 3)
     return *error = "descriptors: page, bell and process are needed", false;
@@ -118,6 +145,7 @@ void Service::leave(const std::string& id, Nanoseconds now) {
 void Service::figures(Nanoseconds now) {
   std::map<std::string, std::string> v;
   size_t n = 0;
+  const auto memories = arbiter_.memory_figures(now);
   for (const auto& [tenant, had] : arbiter_.figures(now)) {
     const std::string key = "tenant." + std::to_string(n++) + ".";
     v[key + "id"] = tenant;
@@ -126,9 +154,49 @@ void Service::figures(Nanoseconds now) {
     v[key + "waited_us"] = std::to_string(had.waited / 1000);
     v[key + "together_us"] = std::to_string(had.together / 1000);
     v[key + "turns"] = std::to_string(had.turns);
+    const MemoryFigures& memory = memories.at(tenant);
+    v[key + "resident_mib"] = std::to_string((memory.resident + kMib - 1) / kMib);
+    v[key + "out_mib"] = std::to_string(memory.out / kMib);
+    v[key + "moves"] = std::to_string(memory.moves);
+    v[key + "memory_waited_us"] = std::to_string(memory.waited / 1000);
+    v[key + "memory_why"] = memory.why;
   }
   v["tenants"] = std::to_string(n);
   control_.send("figures", v);
+}
+
+void Service::set_memory(process::Message& m) {
+  uint64_t mib = 0;
+  m.number("memory_mib", &mib);
+  std::string error;
+  if (!arbiter_.set_memory(m.text("gpu"), mib * kMib, &error))
+    control_.send("error", {{"message", error}});
+}
+
+void Service::memory_moved(process::Message& m, Nanoseconds now) {
+  std::map<std::string, uint64_t> out;
+  uint64_t count = 0;
+  m.number("gpus", &count);
+  for (size_t n = 0; n < count; ++n) {
+    uint64_t mib = 0;
+    m.number(key_of("gpu", n, "out_mib"), &mib);
+    out[m.text(key_of("gpu", n, "uuid"))] = mib * kMib;
+  }
+  arbiter_.memory_moved(m.text("tenant"), out, m.text("message"), now);
+}
+
+// Where there is no server, the next one says where everybody is, and it begins anew.
+void Service::order_memory() {
+  for (const MemoryOrder& order : arbiter_.take_memory_orders()) {
+    std::map<std::string, std::string> v{{"tenant", order.tenant}, {"out", order.out ? "1" : "0"}};
+    size_t n = 0;
+    for (const auto& [gpu, bytes] : order.bytes) {
+      v[key_of("gpu", n, "uuid")] = gpu;
+      v[key_of("gpu", n++, "mib")] = std::to_string((bytes + kMib - 1) / kMib);
+    }
+    v["gpus"] = std::to_string(n);
+    control_.send("move", v);
+  }
 }
 
 void Service::handle(process::Message& m, Nanoseconds now) {
@@ -153,6 +221,13 @@ void Service::handle(process::Message& m, Nanoseconds now) {
     uint64_t together = 1;
     m.number("together", &together);
     arbiter_.allow_together(together == 1);
+  } else if (m.verb == "idle") {
+    m.number("idle_ms", &number);
+    arbiter_.set_idle(static_cast<Nanoseconds>(number) * 1'000'000);
+  } else if (m.verb == "memory") {
+    set_memory(m);
+  } else if (m.verb == "memory_moved") {
+    memory_moved(m, now);
   } else if (m.verb == "figures") {
     figures(now);
   }
@@ -220,6 +295,7 @@ int Service::run() {
   }
   for (;;) {
     const Nanoseconds next = arbiter_.look(now_ns());
+    order_memory();
     wait(std::min(next, listen_again(now_ns())));
     process::log_settle();
   }

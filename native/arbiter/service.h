@@ -37,6 +37,9 @@ class Service {
   bool join(process::Message& m, Nanoseconds now, std::string* error);
   void leave(const std::string& id, Nanoseconds now);
   void figures(Nanoseconds now);
+  void set_memory(process::Message& m);
+  void memory_moved(process::Message& m, Nanoseconds now);
+  void order_memory();
   bool watch(int fd, uint64_t what, bool each_time = false);
   void follow_server();
   void wait(Nanoseconds until);

@@ -52,6 +52,27 @@ constexpr bool is_behind(uint64_t cut, uint64_t communicator, uint64_t count) {
          cut > cut_word(communicator, count);
 }
 
+// Memory (residency.h), of the session's first vGPUs; one that has more is not asked of any.
+constexpr size_t kMemoryPlaces = 16;
+
+struct MemoryWords {
+  // The worker's. `calls` counts how often a command began to wait for memory, or for its session
+  // to come back; `waits`: so many do. `begun` and `done` count commands. It asks for one vGPU at a
+  // time, as one thread of a session runs what allocates.
+  alignas(64) std::atomic<uint32_t> calls;
+  std::atomic<uint32_t> waits;
+  std::atomic<uint64_t> begun, done;
+  std::atomic<uint64_t> asked;
+  std::atomic<uint32_t> asked_of;
+  std::atomic<uint32_t> spoken;  // 1: it writes these words; one of an earlier release does not
+  std::array<std::atomic<uint64_t>, kMemoryPlaces> taken, staying;
+  // The arbiter's: of which vGPUs the worker may take so much and no more (bits); a futex that
+  // counts every change.
+  alignas(64) std::atomic<uint32_t> changes;
+  std::atomic<uint32_t> bounded;
+  std::array<std::atomic<uint64_t>, kMemoryPlaces> room;
+};
+
 struct TurnPage {
   uint64_t magic;  // wire::kTurnPageMagic
   // The arbiter's.
@@ -77,12 +98,14 @@ struct TurnPage {
   std::array<std::atomic<uint64_t>, kPlaces> cut;
   // The worker's.
   alignas(64) std::array<Issued, kPlaces> issued;
+  MemoryWords memory;
 };
 
 constexpr size_t kTurnPageBytes = wire::kTurnPageBytes;
 static_assert(sizeof(TurnPage) <= kTurnPageBytes);
 // Workers and arbiters of several releases share pages: words are added, and stay where they are.
-static_assert(offsetof(TurnPage, launches) == 160 && offsetof(TurnPage, cut_turn) == 192);
+static_assert(offsetof(TurnPage, launches) == 160 && offsetof(TurnPage, cut_turn) == 192 &&
+              offsetof(TurnPage, memory) == 3328);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 }  // namespace sluice::arbiter

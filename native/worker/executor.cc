@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "channel/futex.h"
@@ -168,7 +169,10 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   if (wants_answer && !take_lane(command.header.lane)) return false;
   // Counted before it is looked whether it may begin: stop() counts the other way round.
   session_.figures.commands.fetch_add(1, std::memory_order_seq_cst);
-  if (stopped_.load(std::memory_order_seq_cst)) wait_while_stopped();
+  MemoryAllowance* const room = session_.turns ? &session_.turns->memory() : nullptr;
+  if (room) room->begin();
+  if (stopped_.load(std::memory_order_seq_cst)) stand_back(room, false);
+  if (room && h->takes) wait_for_room(command, *h);
   Reply reply;
   if (h->may_block && wants_answer &&
       !(endpoint_.parking_is_dear() && h->done && h->done(session_, command)) &&
@@ -182,6 +186,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     if (endpoint_.unannounced()) endpoint_.wake_one();
   }
   h->run(session_, command, reply);
+  if (room && h->takes) room->asked();
   if (session_.rejected()) {
     end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
     return false;
@@ -190,10 +195,34 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   return true;
 }
 
-void Executor::wait_while_stopped() {
-  held_back_.fetch_add(1, std::memory_order_seq_cst);
-  while (stopped_.load(std::memory_order_seq_cst)) channel::futex_wait(stopped_, 1);
-  held_back_.fetch_sub(1, std::memory_order_seq_cst);
+// What begins is counted as running before it is looked whether it may: stop() looks the other way
+// round, so one of the two sees what the other did.
+void Executor::stand_back(MemoryAllowance* room, bool asks) {
+  do {
+    held_back_.fetch_add(1, std::memory_order_seq_cst);
+    {
+      std::optional<MemoryAllowance::Waiting> waiting;
+      if (room) waiting.emplace(*room);
+      for (;;) {
+        const uint32_t changes = room ? room->changes() : 0;
+        if (stopped_.load(std::memory_order_seq_cst))
+          channel::futex_wait(stopped_, 1);
+        else if (asks && !room->may_take())
+          room->wait(changes);
+        else
+          break;
+      }
+    }
+    held_back_.fetch_sub(1, std::memory_order_seq_cst);
+  } while (stopped_.load(std::memory_order_seq_cst));
+}
+
+void Executor::wait_for_room(const Command& command, const Handler& handler) {
+  uint32_t vgpu = 0;
+  const uint64_t bytes = handler.takes(command, &vgpu);
+  MemoryAllowance& room = session_.turns->memory();
+  room.ask(vgpu, bytes);
+  if (!room.may_take()) stand_back(&room, true);
 }
 
 // Every command is counted when it begins and when it is done. What has begun is read last: what
@@ -277,6 +306,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     fail(reply.status);
   }
   session_.figures.activity.fetch_add(1, std::memory_order_seq_cst);
+  if (session_.turns) session_.turns->memory().end();
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
     watch_word_.fetch_add(1);
     channel::futex_wake(watch_word_);

@@ -38,7 +38,10 @@ class Executor {
  private:
   void thread_main();
   void lead(std::byte* frame);
-  void wait_while_stopped();
+  // While the session is stopped, or until it may take the memory that it has asked for.
+  void stand_back(MemoryAllowance* room, bool asks);
+  // It has what it asked for, or asks for nothing.
+  void wait_for_room(const Command& command, const Handler& handler);
   // False: the session is over.
   bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
   // The lane exists and has no other command under way. False: the session is over.

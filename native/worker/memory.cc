@@ -95,6 +95,13 @@ void map(Session& s, const Command& c, Reply& reply) {
   v->memory.take(MemoryUse::kClient, m.bytes);
 }
 
+uint64_t mapped(const Command& c, uint32_t* device) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::MemoryMap>();
+  *device = m.device;
+  return d.ok() ? m.bytes : 0;
+}
+
 void unmap(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::MemoryUnmap>();
@@ -160,6 +167,7 @@ void device_idle(Session& s, const Command& c, Reply& reply) {
 
 void add_memory_handlers(DispatchTable& t) {
   t[wire::kMemoryMap].run = map;
+  t[wire::kMemoryMap].takes = mapped;
   t[wire::kMemoryUnmap].run = unmap;
   t[wire::kMemoryCredit].run = credit;
   t[wire::kArenaRegister].run = arena_register;

@@ -1,25 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/memory_moves.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
+#include <numeric>
 
 #include "process/log.h"
 #include "worker/memory.h"
 
 namespace sluice::worker {
 
-namespace {
-// Pinned memory is registered in pieces, as one piece of all of it may find no room.
-constexpr uint64_t kChunk = 1ull << 30;
-}  // namespace
+MemoryMoves::~MemoryMoves() {
+  session_.use(0);
+  areas_.clear();
+}
 
 // With the access that each GPU of the session has to it now.
 void MemoryMoves::add_place(Piece* piece, Vgpu& window, uint64_t address) {
@@ -49,7 +43,7 @@ Vgpu* MemoryMoves::reader_of(const std::vector<CUmemAccessDesc>& access) {
 
 void MemoryMoves::look() {
   pieces_.clear();
-  movable_ = 0;
+  movable_.assign(session_.vgpus.size(), 0);
   staying_.assign(session_.vgpus.size(), 0);
   std::map<uint64_t, size_t> known;  // allocations, by id
   for (auto& v : session_.vgpus) {
@@ -66,8 +60,7 @@ void MemoryMoves::look() {
         add_place(&pieces_[before->second], *v, address);
         continue;
       }
-      Piece piece{&owner,         nullptr,  id,
-                  mapping.bytes,  movable_, physical_memory_on(*owner.gpu),
+      Piece piece{&owner,         nullptr, id, mapping.bytes, physical_memory_on(*owner.gpu),
                   mapping.handle, {}};
       if (id)
         piece.prop.allocFlags.compressionType =
@@ -76,7 +69,7 @@ void MemoryMoves::look() {
       piece.reader = reader_of(piece.places[0].access);
       if (!piece.reader) continue;
       if (id) known[id] = pieces_.size();
-      movable_ += piece.bytes;
+      movable_[owner.index] += piece.bytes;
       pieces_.push_back(std::move(piece));
     }
   }
@@ -89,79 +82,63 @@ void MemoryMoves::look() {
     staying_[piece.owner->index] -= std::min(piece.bytes, staying_[piece.owner->index]);
 }
 
-// In a row at addresses of their own, which are those of huge pages. All descriptors are closed.
-bool MemoryMoves::take_host(const std::vector<HostPiece>& pieces, std::string* error) {
+uint64_t MemoryMoves::movable() const {
+  return std::accumulate(movable_.begin(), movable_.end(), uint64_t{0});
+}
+
+uint64_t MemoryMoves::out(uint32_t vgpu) const {
   uint64_t bytes = 0;
-  bool good = true;
-  for (const HostPiece& piece : pieces) {
-    struct stat about {};
-    good &= piece.bytes % kGranularity == 0 && fstat(piece.memory, &about) == 0 &&
-            static_cast<uint64_t>(about.st_size) >= piece.bytes;
-    bytes += piece.bytes;
-  }
-  if (!good || bytes < movable_) {
-    *error = "the host memory for it is smaller than what is to move, or no whole slabs";
-    for (const HostPiece& piece : pieces) ::close(piece.memory);
-    return false;
-  }
-  host_bytes_ = bytes + kGranularity;
-  void* const place = mmap(nullptr, host_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  good = place != MAP_FAILED;
-  const auto reserved = reinterpret_cast<uintptr_t>(place);
-  auto* at = reinterpret_cast<std::byte*>((reserved + kGranularity - 1) & ~(kGranularity - 1));
-  reserved_ = good ? static_cast<std::byte*>(place) : nullptr;
-  host_ = good ? at : nullptr;
-  for (const HostPiece& piece : pieces) {
-    good = good && mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                        piece.memory, 0) != MAP_FAILED;
-    if (!good && error->empty())
-      *error = std::string("host memory for it cannot be mapped: ") + std::strerror(errno);
-    ::close(piece.memory);
-    at += piece.bytes;
-  }
-  if (!good) return forget_host(), false;
-  register_host(pieces);
-  return true;
+  for (const Piece& piece : pieces_)
+    if (piece.handle == 0 && piece.owner->index == vgpu) bytes += piece.bytes;
+  return bytes;
 }
 
-// Without it copies are slower, and nothing else.
-void MemoryMoves::register_host(const std::vector<HostPiece>& pieces) {
-  session_.use(0);
-  uint64_t begin = 0;
-  for (const HostPiece& piece : pieces) {
-    for (const uint64_t end = begin + piece.bytes; begin < end; begin = chunks_.back()) {
-      const uint64_t n = std::min(kChunk, end - begin);
-      if (session_.driver.cuMemHostRegister_v2(host_ + begin, n, CU_MEMHOSTREGISTER_PORTABLE) ==
-          CUDA_SUCCESS)
-        registered_.push_back(begin);
-      chunks_.push_back(begin + n);
-    }
+// Of a vGPU the largest pieces that are not too much, and one more if these are not enough: the
+// smallest.
+void MemoryMoves::plan(uint32_t vgpu, uint64_t bytes) {
+  Pieces here;
+  for (Piece& piece : pieces_)
+    if (piece.handle != 0 && piece.owner->index == vgpu) here.push_back(&piece);
+  std::ranges::stable_sort(here, std::greater{}, [](const Piece* piece) { return piece->bytes; });
+  uint64_t missing = bytes - std::min(bytes, out(vgpu));
+  Piece* rest = nullptr;
+  for (Piece* piece : here) {
+    piece->planned = missing > 0 && piece->bytes <= missing;
+    if (piece->planned)
+      missing -= piece->bytes;
+    else
+      rest = piece;
   }
+  if (missing > 0 && rest) rest->planned = true;
 }
 
-void MemoryMoves::forget_host() {
-  if (!reserved_) return;
-  session_.use(0);
-  for (const uint64_t begin : registered_)
-    call(session_.driver.cuMemHostUnregister, static_cast<void*>(host_ + begin));
-  registered_.clear();
-  chunks_.clear();
-  // The last that holds these pages: the kernel gives them to others empty.
-  munmap(reserved_, host_bytes_);
-  reserved_ = host_ = nullptr;
+uint64_t MemoryMoves::plan(const std::vector<uint64_t>& out) {
+  for (Piece& piece : pieces_) piece.planned = out.empty() && piece.handle != 0;
+  for (uint32_t vgpu = 0; vgpu < std::min(out.size(), movable_.size()); ++vgpu)
+    plan(vgpu, out[vgpu]);
+  uint64_t bytes = 0;
+  for (const Piece* piece : chosen(true)) bytes += piece->bytes;
+  return bytes;
 }
 
-// What lies side by side, here and there, in as few copies as chunks of host memory allow: the
-// driver takes none that reaches over two registered ones.
+// What is planned to go, or what is out.
+MemoryMoves::Pieces MemoryMoves::chosen(bool planned) {
+  Pieces found;
+  for (Piece& piece : pieces_)
+    if (planned ? piece.planned : piece.handle == 0) found.push_back(&piece);
+  return found;
+}
+
+// What lies side by side, here and there, in as few copies as the host memory allows.
 CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   session_.use(first.reader->index);
   const CUstream stream = first.reader->gpu->house;
   CUdeviceptr device = first.places[0].address;
   for (uint64_t at = first.host, end = at + bytes; at < end;) {
-    const auto chunk = std::upper_bound(chunks_.begin(), chunks_.end(), at);
-    const uint64_t n = std::min(end, chunk == chunks_.end() ? end : *chunk) - at;
-    const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host_ + at, device, n, stream)
-                           : session_.driver.cuMemcpyHtoDAsync_v2(device, host_ + at, n, stream);
+    const uint64_t n = first.area->in_one(at, end);
+    std::byte* const host = first.area->at(at);
+    const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, n, stream)
+                           : session_.driver.cuMemcpyHtoDAsync_v2(device, host, n, stream);
     if (e != CUDA_SUCCESS) return e;
     at += n;
     device += n;
@@ -169,16 +146,17 @@ CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   return CUDA_SUCCESS;
 }
 
-CUresult MemoryMoves::copy(bool out) {
+CUresult MemoryMoves::copy(const Pieces& pieces, bool out) {
   CUresult first = CUDA_SUCCESS;
-  for (size_t i = 0; i < pieces_.size();) {
-    const Piece& piece = pieces_[i];
+  for (size_t i = 0; i < pieces.size();) {
+    const Piece& piece = *pieces[i];
     uint64_t bytes = 0;
-    for (; i < pieces_.size() && pieces_[i].reader == piece.reader &&
-           pieces_[i].places[0].address == piece.places[0].address + bytes &&
-           pieces_[i].host == piece.host + bytes;
+    for (;
+         i < pieces.size() && pieces[i]->reader == piece.reader && pieces[i]->area == piece.area &&
+         pieces[i]->places[0].address == piece.places[0].address + bytes &&
+         pieces[i]->host == piece.host + bytes;
          ++i)
-      bytes += pieces_[i].bytes;
+      bytes += pieces[i]->bytes;
     const CUresult e = copy_run(piece, bytes, out);
     if (first == CUDA_SUCCESS) first = e;
   }
@@ -252,17 +230,29 @@ void MemoryMoves::know_again(const Piece& piece) {
   }
 }
 
-bool MemoryMoves::out(const std::vector<HostPiece>& host, std::string* error, bool* broken) {
+bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* error, bool* broken) {
   *broken = false;
-  if (!take_host(host, error)) return false;
-  if (const CUresult e = copy(true); e != CUDA_SUCCESS) {
+  const Pieces going = chosen(true);
+  uint64_t bytes = 0;
+  for (Piece* piece : going) {
+    piece->host = bytes;
+    bytes += piece->bytes;
+  }
+  session_.use(0);
+  auto area = HostArea::take(session_.driver, host, bytes, error);
+  if (!area) return false;
+  for (Piece* piece : going) piece->area = area.get();
+  if (const CUresult e = copy(going, true); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);
     *broken = is_sticky(e);
-    forget_host();
+    session_.use(0);
+    area.reset();
     return false;
   }
-  for (Piece& piece : pieces_) {
-    const CUresult e = release(piece);
+  areas_.push_back(std::move(area));
+  for (Piece* piece : going) {
+    piece->planned = false;
+    const CUresult e = release(*piece);
     if (e == CUDA_SUCCESS) continue;
     *error = "its memory cannot be taken off the GPU: " + session_.driver.error_text(e);
     *broken = true;
@@ -274,20 +264,22 @@ bool MemoryMoves::out(const std::vector<HostPiece>& host, std::string* error, bo
 bool MemoryMoves::back(std::string* error, bool* broken) {
   *broken = false;
   CUresult e = CUDA_SUCCESS;
-  for (Piece& piece : pieces_)
-    if ((e = create(&piece)) != CUDA_SUCCESS) break;
-  if (e == CUDA_SUCCESS) e = copy(false);
-  for (const Piece& piece : pieces_)
-    if (e == CUDA_SUCCESS) e = give_access(piece);
+  const Pieces coming = chosen(false);
+  for (Piece* piece : coming)
+    if ((e = create(piece)) != CUDA_SUCCESS) break;
+  if (e == CUDA_SUCCESS) e = copy(coming, false);
+  for (const Piece* piece : coming)
+    if (e == CUDA_SUCCESS) e = give_access(*piece);
   if (e != CUDA_SUCCESS) {
     *error = "its memory finds no place on the GPU: " + session_.driver.error_text(e);
     *broken = is_sticky(e);
-    for (Piece& piece : pieces_)
-      if (piece.handle) release(piece);
+    for (Piece* piece : coming)
+      if (piece->handle) release(*piece);
     return false;
   }
-  for (const Piece& piece : pieces_) know_again(piece);
-  forget_host();
+  for (const Piece* piece : coming) know_again(*piece);
+  session_.use(0);
+  areas_.clear();
   pieces_.clear();
   return true;
 }

@@ -9,9 +9,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "worker/host_area.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -19,23 +21,24 @@ namespace sluice::worker {
 class MemoryMoves {
  public:
   explicit MemoryMoves(Session& session) : session_(session) {}
-  ~MemoryMoves() { forget_host(); }
+  ~MemoryMoves();
   MemoryMoves(const MemoryMoves&) = delete;
 
-  // Looks through the session's memory: how much can move, and how much of a vGPU stays, in bytes.
+  // Looks through the session's memory, all of which is on its GPUs: how much can move, and how
+  // much of a vGPU stays, in bytes.
   void look();
-  uint64_t movable() const { return movable_; }
+  uint64_t movable() const;
+  uint64_t movable(uint32_t vgpu) const { return movable_[vgpu]; }
   uint64_t staying(uint32_t vgpu) const { return staying_[vgpu]; }
+  uint64_t out(uint32_t vgpu) const;
 
-  // Host memory for it, piece after piece; the descriptor becomes its own.
-  struct HostPiece {
-    int memory;
-    uint64_t bytes;
-  };
-  // Everything that can move, into these pieces, whose descriptors become its own. False with
-  // `error`: all is where it was, unless `broken`, after which the session cannot go on.
-  bool out(const std::vector<HostPiece>& host, std::string* error, bool* broken);
-  // And back. False with `error`: it is in host memory still, unless `broken`.
+  // Chooses what is to go, so that at least so much of each vGPU is out, as far as it can move;
+  // nothing said: all. Returns how much host memory that takes.
+  uint64_t plan(const std::vector<uint64_t>& out);
+  // What was planned, into these pieces, whose descriptors become its own. False with `error`: all
+  // is where it was, unless `broken`, after which the session cannot go on.
+  bool out(const std::vector<HostArea::Piece>& host, std::string* error, bool* broken);
+  // Everything back. False with `error`: it is where it was, unless `broken`.
   bool back(std::string* error, bool* broken);
 
  private:
@@ -49,18 +52,20 @@ class MemoryMoves {
     Vgpu* reader;         // whose GPU copies it, by the first of its places
     uint64_t allocation;  // an id of SessionObjects::allocations; 0: a slab
     uint64_t bytes;
-    uint64_t host;  // its offset there
     CUmemAllocationProp prop;
-    CUmemGenericAllocationHandle handle;
+    CUmemGenericAllocationHandle handle;  // 0: it is out
     std::vector<Place> places;
+    HostArea* area = nullptr;  // where it is, or goes
+    uint64_t host = 0;         // its offset there
+    bool planned = false;
   };
+  using Pieces = std::vector<Piece*>;
 
   void add_place(Piece* piece, Vgpu& window, uint64_t address);
   Vgpu* reader_of(const std::vector<CUmemAccessDesc>& access);
-  bool take_host(const std::vector<HostPiece>& pieces, std::string* error);
-  void register_host(const std::vector<HostPiece>& pieces);
-  void forget_host();
-  CUresult copy(bool out);
+  void plan(uint32_t vgpu, uint64_t bytes);
+  Pieces chosen(bool planned);
+  CUresult copy(const Pieces& pieces, bool out);
   CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
   CUresult release(Piece& piece);
@@ -69,12 +74,8 @@ class MemoryMoves {
 
   Session& session_;
   std::vector<Piece> pieces_;
-  std::vector<uint64_t> staying_;
-  uint64_t movable_ = 0;
-  std::byte *reserved_ = nullptr, *host_ = nullptr;  // the addresses, and where it begins there
-  uint64_t host_bytes_ = 0;
-  std::vector<uint64_t> chunks_;      // where each ends: a copy lies in one
-  std::vector<uint64_t> registered_;  // where those begin that the driver knows
+  std::vector<uint64_t> movable_, staying_;
+  std::vector<std::unique_ptr<HostArea>> areas_;
 };
 
 }  // namespace sluice::worker

@@ -31,6 +31,10 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     made->index = static_cast<uint32_t>(vgpus.size());
     made->gpu = &*gpu;
     made->memory = VgpuMemory(v.memory_mib << 20, ledger ? 0 : v.memory_mib << 20);
+    if (turns) {
+      MemoryAllowance& room = turns->memory();
+      made->memory.show_on(room.taken(made->index), room.staying(made->index));
+    }
     made->compute_percent = v.compute_percent;
     made->grant_index = v.grant_index;
     made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get());

@@ -86,8 +86,14 @@ Suspension::Values Suspension::values(State state) const {
   v["suspension"] = text(state);
   if (state == State::kRunning || state == State::kStopping) return v;
   v["movable_mib"] = std::to_string(mib(movable_));
-  for (const auto& [vgpu, staying] : staying_)
-    v["vgpu." + std::to_string(vgpu) + ".staying_mib"] = std::to_string(staying);
+  v["planned_mib"] = std::to_string(mib(planned_));
+  if (!by_.empty()) v["moved_by"] = by_;
+  for (const auto& [vgpu, figures] : figures_) {
+    const std::string key = "vgpu." + std::to_string(vgpu) + ".";
+    v[key + "staying_mib"] = std::to_string(figures.staying);
+    v[key + "movable_mib"] = std::to_string(figures.movable);
+    v[key + "out_mib"] = std::to_string(figures.out);
+  }
   return v;
 }
 
@@ -138,18 +144,22 @@ void Suspension::stop(uint64_t until_ns) {
     why = in_the_way(until_ns);
     if (why.empty()) {
       moves_.look();
-      {
-        std::lock_guard lock(mutex_);
-        movable_ = moves_.movable();
-        staying_.clear();
-        for (auto& v : session_.vgpus) staying_[v->index] = mib(moves_.staying(v->index));
-      }
+      show_moves();
       return done(State::kStopped);
     }
     executor_.go_on();
     channel::sleep_ns(kAgainNs);
   } while (now_ns() < until_ns);
   done(State::kRunning, "it does not come to a stop in time: " + why);
+}
+
+// Nothing moves right now.
+void Suspension::show_moves() {
+  std::lock_guard lock(mutex_);
+  movable_ = moves_.movable();
+  for (auto& v : session_.vgpus)
+    figures_[v->index] = {mib(moves_.staying(v->index)), mib(moves_.movable(v->index)),
+                          mib(moves_.out(v->index))};
 }
 
 bool Suspension::all_idle(CUresult* failed) {
@@ -197,24 +207,52 @@ std::string Suspension::in_the_way(uint64_t until_ns) {
 
 void Suspension::take_memory(int memory, uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  if (state_ == State::kStopped && host_.size() < kMostPieces)
+  if ((state_ == State::kStopped || state_ == State::kOut) && host_.size() < kMostPieces)
     host_.push_back({memory, bytes});
   else
     ::close(memory);
 }
 
-std::vector<MemoryMoves::HostPiece> Suspension::take_pieces() {
+std::vector<HostArea::Piece> Suspension::take_pieces() {
   std::lock_guard lock(mutex_);
   return std::exchange(host_, {});
 }
 
-void Suspension::move_out() {
-  begin(State::kStopped, State::kMovingOut, "move_out", [this] {
+void Suspension::plan(const std::vector<uint64_t>& out) {
+  Values said;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kStopped || state_ == State::kOut) {
+      planned_ = moves_.plan(out);
+      is_planned_ = true;
+    }
+    said = values(state_);
+    if (!is_planned_) said["message"] = "plan does not follow here: it is " + text(state_);
+  }
+  tell_(said);
+}
+
+void Suspension::move_out(const std::string& by) {
+  State from;
+  {
+    std::lock_guard lock(mutex_);
+    from = state_ == State::kOut ? State::kOut : State::kStopped;
+    if (state_ == from) {
+      if (!std::exchange(is_planned_, false)) planned_ = moves_.plan({});
+      by_ = by;
+    }
+  }
+  begin(from, State::kMovingOut, "move_out", [this, from] {
     std::string error;
     bool broken = false;
-    if (moves_.out(take_pieces(), &error, &broken)) return done(State::kOut);
+    const bool moved = moves_.out(take_pieces(), &error, &broken);
     if (broken) return end(error);
-    done(State::kStopped, error);
+    show_moves();
+    {
+      std::lock_guard lock(mutex_);
+      planned_ = 0;
+    }
+    done(moved ? State::kOut : from, error);
   });
 }
 
@@ -236,6 +274,10 @@ void Suspension::wake() {
       return done(State::kOut, error);
     }
     executor_.go_on();
+    {
+      std::lock_guard lock(mutex_);
+      by_.clear();
+    }
     done(State::kRunning);
   });
 }

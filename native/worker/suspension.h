@@ -31,8 +31,12 @@ class Suspension {
   void suspend(uint64_t drain_ms);
   // Host memory for what is to move, a piece of it; the descriptor is its own.
   void take_memory(int memory, uint64_t bytes);
-  // Moves what can be moved there.
-  void move_out();
+  // Chooses what is to be out, at least so much of each vGPU; nothing said: all. A `suspension`
+  // says how much host memory that takes.
+  void plan(const std::vector<uint64_t>& out);
+  // Moves that there, or all that can be moved where nothing was planned. What is out may be
+  // followed by more. `by`: whose order it is, for the next server.
+  void move_out(const std::string& by);
   // Brings it back, if it is out, and goes on.
   void wake();
 
@@ -53,7 +57,8 @@ class Suspension {
   // What is in the way of a cut right now, with nothing begun any more; empty: nothing is.
   std::string in_the_way(uint64_t until_ns);
   bool all_idle(CUresult* failed);
-  std::vector<MemoryMoves::HostPiece> take_pieces();
+  std::vector<HostArea::Piece> take_pieces();
+  void show_moves();
   void end(const std::string& why);
 
   Session& session_;
@@ -62,9 +67,15 @@ class Suspension {
   const std::function<void(const Values&)> tell_;
   mutable std::mutex mutex_;  // what follows
   State state_ = State::kRunning;
-  std::map<uint32_t, uint64_t> staying_;  // MiB, by vGPU, once it stands still
-  uint64_t movable_ = 0;
-  std::vector<MemoryMoves::HostPiece> host_;  // that it was given and has not used yet
+  // MiB, by vGPU, once it stands still.
+  struct Figures {
+    uint64_t staying, movable, out;
+  };
+  std::map<uint32_t, Figures> figures_;
+  uint64_t movable_ = 0, planned_ = 0;
+  bool is_planned_ = false;
+  std::string by_;
+  std::vector<HostArea::Piece> host_;  // that it was given and has not used yet
 };
 
 }  // namespace sluice::worker

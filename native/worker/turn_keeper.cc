@@ -67,6 +67,7 @@ TurnKeeper::TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page, int64_
       bell_fd_(bell_fd),
       hand_over_ns_(hand_over_ns),
       page_(page),
+      memory_(page->memory, [this] { ring(); }),
       orphaned_(page->until == kNoTurn) {
   judge_arbiter(now_ns());
 }

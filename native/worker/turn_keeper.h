@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "arbiter/turn_page.h"
+#include "worker/memory_allowance.h"
 
 namespace sluice::worker {
 
@@ -77,6 +78,9 @@ class TurnKeeper {
   arbiter::TurnPage* page() { return page_; }
   void counted();
 
+  // How much memory it may take, on GPUs of which more is promised than they have.
+  MemoryAllowance& memory() { return memory_; }
+
   // The process ends, which takes the driver a while: nobody waits for that.
   void leave();
 
@@ -102,6 +106,7 @@ class TurnKeeper {
   const int page_fd_, bell_fd_;
   const int64_t hand_over_ns_;
   arbiter::TurnPage* const page_;
+  MemoryAllowance memory_;
   std::vector<Gate*> gates_;
   std::atomic<bool> orphaned_;   // no arbiter looks at the page
   std::atomic<int> waiting_{0};  // threads at gates

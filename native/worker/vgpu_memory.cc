@@ -47,6 +47,7 @@ bool VgpuMemory::take(MemoryUse use, uint64_t bytes) {
   if (bytes > left(use)) return false;
   of(use) += bytes;
   if (use == MemoryUse::kLibrary) ++library_changes_;
+  show();
   return true;
 }
 
@@ -55,7 +56,21 @@ uint64_t VgpuMemory::give(MemoryUse use, uint64_t bytes) {
   if (given < bytes) log_surplus(" bytes of a vGPU's memory", bytes, given);
   of(use) -= given;
   if (use == MemoryUse::kLibrary) ++library_changes_;
+  show();
   return given;
+}
+
+void VgpuMemory::show_on(std::atomic<uint64_t>* taken, std::atomic<uint64_t>* staying) {
+  taken_shown_ = taken;
+  staying_shown_ = staying;
+  show();
+}
+
+void VgpuMemory::show() const {
+  if (!taken_shown_) return;
+  taken_shown_->store(used(), std::memory_order_seq_cst);
+  staying_shown_->store(taken(MemoryUse::kLibrary) + taken(MemoryUse::kCode),
+                        std::memory_order_relaxed);
 }
 
 void VgpuMemory::drop_credit(uint64_t bytes) { credit_ -= std::min(bytes, room()); }

@@ -41,6 +41,13 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (m.flags) reply.put(wire::AllocationReply{m.device, compression_of(s, o.handle)});
 }
 
+uint64_t created(const Command& c, uint32_t* device) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationCreate>();
+  *device = m.device;
+  return d.ok() ? m.bytes : 0;
+}
+
 void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationId>();
@@ -127,6 +134,7 @@ void access(Session& s, const Command& c, Reply& reply) {
 
 void add_virtual_memory_handlers(DispatchTable& t) {
   t[wire::kAllocationCreate].run = create;
+  t[wire::kAllocationCreate].takes = created;
   t[wire::kAllocationDestroy].run = destroy;
   t[wire::kAllocationMap].run = map;
   t[wire::kAllocationUnmap].run = unmap;

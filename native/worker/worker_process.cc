@@ -290,7 +290,17 @@ void WorkerProcess::suspend(process::Message& m) {
   if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
     return suspension_->suspend(number);
   if (suspension_ && m.verb == "wake") return suspension_->wake();
-  if (suspension_ && m.verb == "move_out") return suspension_->move_out();
+  if (suspension_ && m.verb == "move_out") return suspension_->move_out(m.text("by"));
+  if (suspension_ && m.verb == "plan") {
+    std::vector<uint64_t> out;
+    m.number("vgpus", &number);
+    for (uint64_t i = 0; i < number; ++i) {
+      uint64_t mib = 0;
+      m.number("vgpu." + std::to_string(i) + ".out_mib", &mib);
+      out.push_back(mib << 20);
+    }
+    return suspension_->plan(out);
+  }
   const int memory = m.descriptor("memory");
   if (suspension_ && m.verb == "memory" && memory >= 0 && m.number("bytes", &number))
     return suspension_->take_memory(memory, number);
@@ -301,7 +311,8 @@ void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
-  if (m.verb == "suspend" || m.verb == "memory" || m.verb == "move_out" || m.verb == "wake")
+  if (m.verb == "suspend" || m.verb == "memory" || m.verb == "plan" || m.verb == "move_out" ||
+      m.verb == "wake")
     return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);

@@ -71,6 +71,8 @@ class NodeSide:
             data_tls=self._config.tls.data_plane,
             takes_parts=True,
             swap_mib=min(self._config.suspend.swap_mib, MOST_SWAP_MIB),
+            memory_oversubscription=self._config.memory_factor,
+            moves_memory=True,
             suspensions=parts.lifecycle.suspensions.messages(),
             ends_sessions=True,
             tells_views=True,

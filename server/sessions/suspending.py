@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.config.peer_lines import SERVER as PEERS
@@ -29,6 +29,8 @@ from sluice.server.workers.packets import Message
 log = logging.getLogger("sluice.server")
 
 RUNNING, STOPPED, OUT = "running", "stopped", "out"
+#: Whose order it is that a session is out: the pool suspended it, or its node needs the room.
+CONTROLLER, ARBITER = "controller", "arbiter"
 UNDER_WAY = ("stopping", "moving-out", "moving-in")
 SUSPENDED = "suspended"  # a grant all of whose sessions are out
 #: Beyond the time that a session has to come to a stop.
@@ -44,7 +46,12 @@ class Standing:
 
     state: str = RUNNING
     movable_mib: int = 0
+    planned_mib: int = 0  # that the next move takes of host memory
+    moved_by: str = ""  # of one that is out
+    plans: bool = False  # it can have a part of its memory moved; an earlier release's cannot
     staying_mib: tuple[int, ...] = ()  # by vGPU of the session
+    movable: tuple[int, ...] = ()  # MiB, the same
+    out: tuple[int, ...] = ()
     owed: int = 0  # answers to orders that it has not given yet
     waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
 
@@ -52,9 +59,18 @@ class Standing:
         """What the worker says."""
         self.state = message.get("suspension", RUNNING)
         self.movable_mib = message.number("movable_mib")
-        self.staying_mib = tuple(
-            message.number(f"vgpu.{place}.staying_mib") for place in range(vgpus)
+        self.planned_mib = message.number("planned_mib")
+        self.plans = "planned_mib" in message.fields
+        self.moved_by = message.get("moved_by")
+        self.staying_mib, self.movable, self.out = (
+            tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))
+            for name in ("staying", "movable", "out")
         )
+
+    @property
+    def host_mib(self) -> int:
+        """The host memory that it has, or has with the move that is under way or planned."""
+        return sum(self.out) + self.planned_mib if self.plans else self.movable_mib
 
 
 class Suspensions:
@@ -74,6 +90,13 @@ class Suspensions:
         self._drain_seconds = drain_seconds
         self._standing: dict[str, Standing] = {}
         self._busy: set[str] = set()  # grants whose steps are under way
+        self._locks: dict[str, asyncio.Lock] = {}  # by grant: one order at a time
+        #: Grants that are out, in part or whole, for others on their GPUs: to the pool they run.
+        self.swapped: set[str] = set()
+        #: Told of grants whose memory moved without the arbiter's order (sessions.residency).
+        self.on_moved: Callable[[str], None] = lambda grant_id: None
+        #: Whether a grant that is resumed comes in when the arbiter says so.
+        self.comes_in_later: Callable[[str], bool] = lambda grant_id: False
         self._tasks: set[asyncio.Task[None]] = set()
 
     # sessions come and go
@@ -86,7 +109,9 @@ class Suspensions:
             standing.take(status, len(session.places))
             standing.owed = int(standing.state in UNDER_WAY)
             if standing.state in (OUT, *UNDER_WAY):
-                self.swap.adopt(session.id, standing.movable_mib)
+                self.swap.adopt(session.id, standing.host_mib)
+                if standing.moved_by == ARBITER:
+                    self.swapped.add(session.grant_id)
         session.worker.on_suspension = lambda message: self._hear(session, message)
         if standing.state == STOPPED:
             self._tell(session, Message("wake"))  # whoever stopped it has ended
@@ -98,11 +123,16 @@ class Suspensions:
         standing = self._standing.pop(session.id, None)
         if standing and standing.waiter and not standing.waiter.done():
             standing.waiter.set_exception(OrderRefused(f"session {session.id} ended meanwhile"))
+        if session.grant_id not in self._grant_ids.values():
+            self.swapped.discard(session.grant_id)
+            self._locks.pop(session.grant_id, None)
 
     # what there is
 
     def is_out(self, grant_id: str) -> bool:
         """Whether all that runs for a grant is suspended."""
+        if grant_id in self.swapped:
+            return False
         sessions = self._sessions_of(grant_id)
         return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
 
@@ -110,6 +140,16 @@ class Suspensions:
         """Of the grants that do not simply run."""
         found = [self.message(grant_id) for grant_id in sorted({*self._grant_ids.values()})]
         return [each for each in found if each.busy or each.state != RUNNING]
+
+    def out_by_gpu(self, grant_id: str) -> dict[str, int]:
+        """MiB of a grant that are in host memory, by the UUIDs of all its GPUs here."""
+        found: Counter[str] = Counter()
+        for session in self._sessions_of(grant_id):
+            standing = self._standing.get(session.id) or Standing()
+            out = standing.out or (0,) * len(session.places)
+            for place, mib in zip(session.places, out, strict=False):
+                found[session.vgpus[place].gpu_uuid] += mib if standing.state == OUT else 0
+        return dict(found)
 
     def message(self, grant_id: str, error: str = "") -> rpc.GrantSuspension:
         """How a grant stands, for the controller."""
@@ -143,7 +183,8 @@ class Suspensions:
         error = ""
         self._busy.add(grant_id)
         try:
-            await (self.suspend(grant_id) if suspend else self.resume(grant_id))
+            async with self.lock(grant_id):
+                await (self.suspend(grant_id) if suspend else self.resume(grant_id))
         except OrderRefused as refused:
             error = str(refused)
         except Exception as problem:
@@ -152,6 +193,10 @@ class Suspensions:
         finally:
             self._busy.discard(grant_id)
         self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
+
+    def lock(self, grant_id: str) -> asyncio.Lock:
+        """Held by whoever takes steps of a grant."""
+        return self._locks.setdefault(grant_id, asyncio.Lock())
 
     async def suspend(self, grant_id: str) -> None:
         """Suspends all sessions of a grant. Raises OrderRefused: all go on."""
@@ -165,14 +210,19 @@ class Suspensions:
                 f"grant {grant_id} runs at once with others (MPS), which cannot be taken apart; "
                 "end it instead"
             )
+        swapped = grant_id in self.swapped
         try:
             await self._all(sessions, self._stop)
+            await self._all(sessions, self._plan_all)
             self._book(sessions)
             await self._all(sessions, self._move_out)
         except OrderRefused:
-            with contextlib.suppress(OrderRefused):
-                await self._all(sessions, self._wake)
+            if not swapped:  # else it comes in when it is its turn, as before
+                with contextlib.suppress(OrderRefused):
+                    await self._all(sessions, self._wake)
             raise
+        self.swapped.discard(grant_id)
+        self.on_moved(grant_id)
         for session in sessions:
             standing = self._of(session)
             session.log.write(
@@ -183,14 +233,26 @@ class Suspensions:
     async def resume(self, grant_id: str) -> None:
         """Resumes all sessions of a grant. Raises OrderRefused: all are suspended still."""
         sessions = self._ready(grant_id)
+        moved = any(self.out_by_gpu(grant_id).values())
+        if moved and self.is_out(grant_id) and self.comes_in_later(grant_id):
+            await self._all(sessions, self._leave_to_arbiter)
+            self.swapped.add(grant_id)
+            self.on_moved(grant_id)
+            for session in sessions:
+                session.log.write("resumed: its memory comes in when it has work, and its turn")
+            return
+        await self._come_back(grant_id, sessions)
+        self.on_moved(grant_id)
+        for session in sessions:
+            session.log.write("resumed")
+
+    async def _come_back(self, grant_id: str, sessions: Sequence[Session]) -> None:
         try:
             await self._all(sessions, self._wake)
         except OrderRefused as refused:
             if any(self._of(session).state == RUNNING for session in sessions):
                 await self._suspend_again(grant_id, sessions, refused)
             raise
-        for session in sessions:
-            session.log.write("resumed")
 
     async def _suspend_again(
         self, grant_id: str, sessions: Sequence[Session], why: OrderRefused
@@ -199,6 +261,7 @@ class Suspensions:
         back = [session for session in sessions if self._of(session).state == RUNNING]
         try:
             await self._all(back, self._stop)
+            await self._all(back, self._plan_all)
             self._book(back)
             await self._all(back, self._move_out)
         except OrderRefused as again:
@@ -206,11 +269,58 @@ class Suspensions:
                 f"grant {grant_id} runs in part: {why}; and the rest cannot be suspended: {again}"
             ) from again
 
+    # for others on its GPUs
+
+    async def swap_out(self, grant_id: str, wanted: Mapping[str, int]) -> None:
+        """Has at least so many MiB of a grant out, by GPU, as far as they move; it stands still.
+
+        Raises OrderRefused: it is as it was. The caller holds the lock.
+        """
+        sessions = self._ready(grant_id)
+        if self.is_out(grant_id):
+            return  # it is suspended, which frees more
+        fresh = grant_id not in self.swapped
+        self.swapped.add(grant_id)
+        left = Counter(wanted)
+        try:
+            await self._all(sessions, self._stop)
+            for session in sessions:
+                await self._swap_out(session, left)
+            if not any(self.out_by_gpu(grant_id).values()):
+                raise OrderRefused(f"nothing of grant {grant_id} can be moved off its GPUs")
+        except OrderRefused:
+            if fresh:
+                with contextlib.suppress(OrderRefused):
+                    await self._come_back(grant_id, sessions)
+                self.swapped.discard(grant_id)
+            raise
+
+    async def _swap_out(self, session: Session, left: Counter[str]) -> None:
+        """Its part of what is wanted; what it has out counts."""
+        standing = self._of(session)
+        targets = []
+        for place, movable in zip(session.places, standing.movable, strict=False):
+            gpu = session.vgpus[place].gpu_uuid
+            targets.append(min(left[gpu], movable))
+            left[gpu] -= targets[-1]
+        await self._plan(session, targets)
+        self._book([session])
+        await self._move_out(session, ARBITER)
+
+    async def swap_in(self, grant_id: str) -> None:
+        """Has all of it come in and go on. Raises OrderRefused: it is as it was.
+
+        The caller holds the lock.
+        """
+        if grant_id in self.swapped:
+            await self._come_back(grant_id, self._ready(grant_id))
+            self.swapped.discard(grant_id)
+
     # steps of a session
 
     def _book(self, sessions: Sequence[Session]) -> None:
         try:
-            self.swap.take({s.id: self._of(s).movable_mib for s in sessions})
+            self.swap.take({s.id: self._of(s).host_mib for s in sessions})
         except NoSwapMemory as none:
             raise OrderRefused(str(none)) from None
 
@@ -225,21 +335,41 @@ class Suspensions:
                 f"({self._drain_seconds:g}): {said.get('message', 'no reason given')}"
             )
 
-    async def _move_out(self, session: Session) -> None:
+    async def _plan_all(self, session: Session) -> None:
+        await self._plan(session, [])
+
+    async def _plan(self, session: Session, out: Sequence[int]) -> None:
+        """What is to be out in all, MiB by vGPU; none named: everything."""
         standing = self._of(session)
-        if standing.state == OUT:
+        if not standing.plans:
+            standing.planned_mib = standing.movable_mib if standing.state != OUT else 0
+            return
+        fields = {f"vgpu.{n}.out_mib": str(mib) for n, mib in enumerate(out)}
+        await self._step(session, Message("plan", {"vgpus": str(len(out)), **fields}))
+
+    async def _leave_to_arbiter(self, session: Session) -> None:
+        """Nothing of it moves; a later server is told that it is not suspended any more."""
+        await self._plan(session, [0] * len(session.places))
+        await self._move_out(session, ARBITER)
+
+    async def _move_out(self, session: Session, by: str = CONTROLLER) -> None:
+        standing = self._of(session)
+        if standing.state == OUT and standing.moved_by == by and not standing.planned_mib:
             return
         try:
-            pieces = await self.swap.pieces(standing.movable_mib)
+            pieces = await self.swap.pieces(standing.planned_mib)
         except NoSwapMemory as none:
             raise OrderRefused(f"session {session.id}: {none}") from None
         for memory, mib in pieces:
             fields = {"bytes": str(mib << 20), "descriptors": "memory"}
             session.worker.tell(Message("memory", fields), (memory,))
             os.close(memory)
-        seconds = _seconds_for(standing.movable_mib)
-        said = await self._step(session, Message("move_out"), seconds)
-        if standing.state != OUT:
+        planned, before = standing.planned_mib, sum(standing.out)
+        is_new = standing.plans
+        order = Message("move_out", {"by": by})
+        said = await self._step(session, order, _seconds_for(planned))
+        if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
+            self.swap.adopt(session.id, sum(standing.out))
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
 
     async def _wake(self, session: Session) -> None:
@@ -252,12 +382,12 @@ class Suspensions:
         self.swap.give(session.id)
 
     async def _step(
-        self, session: Session, order: Message, seconds: float, descriptors: Sequence[int] = ()
+        self, session: Session, order: Message, seconds: float = ANSWER_SECONDS
     ) -> Message:
         """What its worker says about an order."""
         standing = self._of(session)
         standing.waiter = asyncio.get_running_loop().create_future()
-        self._tell(session, order, descriptors)
+        self._tell(session, order)
         try:
             return await asyncio.wait_for(standing.waiter, seconds)
         except TimeoutError:
@@ -270,9 +400,9 @@ class Suspensions:
 
     # within
 
-    def _tell(self, session: Session, order: Message, descriptors: Sequence[int] = ()) -> None:
+    def _tell(self, session: Session, order: Message) -> None:
         self._of(session).owed += 1
-        session.worker.tell(order, descriptors)
+        session.worker.tell(order)
 
     def _ready(self, grant_id: str) -> list[Session]:
         sessions = self._sessions_of(grant_id)
@@ -314,6 +444,11 @@ class Suspensions:
             return
         if standing.state == RUNNING:
             self.swap.give(session.id)
+            if all(self._of(s).state == RUNNING for s in self._sessions_of(session.grant_id)):
+                self.swapped.discard(session.grant_id)
+        self.on_moved(session.grant_id)
+        if session.grant_id in self.swapped:
+            return
         if session.grant_id not in self._busy:
             told = self.message(session.grant_id, message.get("message"))
             self._report(rpc.NodeReport(grant_suspension=told))

@@ -114,6 +114,9 @@ class TimeReports:
         self._silent: dict[str, int] = {}  # rounds for which a session is not asked
         self._next = 0  # where the next round begins
         self.on_round: list[Callable[[], None]] = []
+        #: Told of the arbiter's figures, and when the controller is to be told of everything again.
+        self.on_figures: Callable[[Message], None] = lambda figures: None
+        self.on_told_again: Callable[[], None] = lambda: None
         #: Told of every grant whose work runs on beyond its turn, and for how many seconds.
         self.on_overdue: Callable[[str, float], None] = lambda grant_id, seconds: None
 
@@ -139,6 +142,7 @@ class TimeReports:
     def tell_again(self) -> None:
         """The controller has welcomed this server: it is told of every vGPU with the next round."""
         self._told.tell_again()
+        self.on_told_again()
 
     def end(self, session_id: str) -> None:
         """A session's worker has exited: what it had is told before that it ended."""
@@ -185,12 +189,14 @@ class TimeReports:
 
     async def _ask_arbiter(self, turns: TurnPages) -> None:
         try:
-            tenants = tenants_of(await turns.figures())
+            figures = await turns.figures()
         except NoAnswerError as error:
             self._figures.times.arbiter_is_silent()
             log.debug("who waits for turns is not known: %s", error)
             return
+        tenants = tenants_of(figures)
         self._figures.times.hear_arbiter(tenants)
+        self.on_figures(figures)
         for grant_id, tenant in tenants.items():
             if tenant.overdue > 0:
                 self.on_overdue(grant_id, tenant.overdue)

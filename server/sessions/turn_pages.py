@@ -55,6 +55,11 @@ class TurnPages:
         self._section = section
         self._places: dict[str, _Place] = {}
         self._there = there
+        #: Of sessions.residency, where memory moves: what a session's is to the arbiter, how much
+        #: there is, and who is told of what is to move.
+        self.memory_of: Callable[[Session], dict[str, str]] = lambda session: {}
+        self.settings_of_memory: Callable[[], list[Message]] = list
+        self.on_move: Callable[[Message], None] = lambda message: None
         self.arbiter = StandingProcess(
             KIND,
             starter,
@@ -101,6 +106,21 @@ class TurnPages:
                     Message("share", {"tenant": session.grant_id, **self._share(session)})
                 )
 
+    def sessions(self) -> list[Session]:
+        """Those that the arbiter knows."""
+        return [place.session for place in self._places.values()]
+
+    def join_all(self) -> None:
+        """Tells the arbiter of every session, as it may know none."""
+        for place in self._places.values():
+            self._join(place)
+
+    def join_again(self, grant_id: str) -> None:
+        """Something is otherwise with a grant's memory than the arbiter was told."""
+        for place in self._places.values():
+            if place.session.grant_id == grant_id and not place.session.opening:
+                self._join(place)
+
     async def figures(self) -> Message:
         """What each grant has had, and how long it waited; raises NoAnswerError."""
         return await self.arbiter.ask(Message("figures"), "figures")
@@ -125,7 +145,7 @@ class TurnPages:
         gpus = dict.fromkeys(session.vgpus[number].gpu_uuid for number in session.places)
         fields = {"id": session.id, "tenant": session.grant_id, "gpus": ",".join(gpus)}
         self.arbiter.tell(
-            Message("join", {**fields, **self._share(session)}),
+            Message("join", {**fields, **self._share(session), **self.memory_of(session)}),
             [turns.page, turns.bell, session.worker.pidfd],
         )
 
@@ -135,12 +155,15 @@ class TurnPages:
             "together": str(int(self._section.run_together)),
         }
         self.arbiter.tell(Message("settings", settings))
-        for place in self._places.values():
-            self._join(place)
+        for message in self.settings_of_memory():
+            self.arbiter.tell(message)
+        self.join_all()
         self._there(True)
 
     def _hear(self, message: Message) -> None:
-        if message.verb == "error":
+        if message.verb == "move":
+            self.on_move(message)
+        elif message.verb == "error":
             text = "the arbiter refused: session %s: %s"
             name, why = message.get("id"), message.get("message")
             PEERS.warning("arbiter refuses", name, text, name, why)

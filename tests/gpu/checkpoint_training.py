@@ -33,6 +33,17 @@ class Training:
         self._labels = torch.randint(0, 10, (64,), device="cuda")
         return {}
 
+    def ballast(self, gib: int) -> dict[str, Any]:
+        """So much more memory, in pieces of 1 GiB, each full of its number."""
+        full, kind = self._torch.full, self._torch.int32
+        self._ballast = [full((1 << 28,), n, dtype=kind, device="cuda") for n in range(gib)]
+        return {}
+
+    def weigh(self, gib: int) -> dict[str, Any]:
+        """How many of its words are not what they were."""
+        pieces = self._ballast[:gib]
+        return {"wrong": sum(int((piece != n).sum()) for n, piece in enumerate(pieces))}
+
     def train(self, steps: int) -> dict[str, Any]:
         """So many steps; the loss of each."""
         losses = []

@@ -66,6 +66,7 @@ class StaticOptions:
     data_port: int = 0
     swap_mib: int = 0
     ready_mib: int = 0
+    idle_seconds: float = 10.0
     ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
     def config(
@@ -104,7 +105,11 @@ class StaticOptions:
                     "run_together": self.run_together,
                     "concurrent_headroom": self.concurrent_headroom,
                 },
-                "suspend": {"swap_mib": self.swap_mib, "ready_mib": self.ready_mib},
+                "suspend": {
+                    "swap_mib": self.swap_mib,
+                    "ready_mib": self.ready_mib,
+                    "idle_seconds": self.idle_seconds,
+                },
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
                 **({"metrics": {"listen": f"127.0.0.1:{self.metrics_port}"}} if metrics else {}),
@@ -214,6 +219,7 @@ def main() -> None:
     parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
     parser.add_argument("--swap-mib", type=int, default=0, help="[suspend] swap_mib")
     parser.add_argument("--ready-mib", type=int, default=0, help="[suspend] ready_mib")
+    parser.add_argument("--idle-seconds", type=float, default=10.0, help="[suspend] idle_seconds")
     parser.add_argument(
         "--way",
         dest="ways",

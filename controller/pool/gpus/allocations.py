@@ -9,10 +9,12 @@ Whoever set `on_change` is told of each GPU whose use has changed.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice.controller.pool.gpus.occupancy import NOBODY, Occupancy, processes_of
+from sluice.controller.pool.gpus.oversubscription import stays
 from sluice.controller.pool.model import GpuKey, Grant
 
 
@@ -23,7 +25,14 @@ class Usage:
     memory_mib: int = 0
     compute_percent: int = 0
     vgpus: int = 0
+    staying_mib: int = 0  # of the memory: contexts, and vGPUs that can never be moved for others
+    movable: Counter[int] = field(default_factory=Counter)  # how many of the others have how much
     occupancy: Occupancy = NOBODY
+
+    @property
+    def largest_mib(self) -> int:
+        """Of those that can be moved."""
+        return max(self.movable, default=0)
 
 
 class Allocations:
@@ -67,6 +76,13 @@ class Allocations:
                 if sign > 0
                 else at.minus(vgpu.sharing, processes)
             )
+            usage.staying_mib += sign * vgpu.overhead_mib
+            if stays(grant, vgpu):
+                usage.staying_mib += sign * vgpu.memory_mib
+            else:
+                usage.movable[vgpu.memory_mib] += sign
+                if not usage.movable[vgpu.memory_mib]:
+                    del usage.movable[vgpu.memory_mib]
             usage.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
             usage.compute_percent += sign * vgpu.compute_percent
             usage.vgpus += sign

@@ -25,6 +25,7 @@ from sortedcontainers import SortedList
 
 from sluice.controller.pool.gpus.allocations import Usage
 from sluice.controller.pool.gpus.fragmentation import Fragments
+from sluice.controller.pool.gpus.oversubscription import ONCE, Promise
 from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, FreeCapacity
 from sluice.controller.pool.model import IN_TURNS, Gpu, GpuKey, Labels, NodeSharing
 
@@ -34,9 +35,20 @@ NOTHING = Usage()
 class GpuKind:
     """GPUs on which any request means the same slice: they differ in what is free only."""
 
-    __slots__ = ("architecture", "by_percent", "model", "sample", "sharing", "vgpu_count")
+    __slots__ = (
+        "architecture",
+        "by_percent",
+        "model",
+        "promise",
+        "sample",
+        "sharing",
+        "vgpu_count",
+    )
 
-    def __init__(self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing) -> None:
+    def __init__(
+        self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing, promise: Promise = ONCE
+    ) -> None:
+        self.promise = promise
         self.sample = gpu
         self.model = gpu.model
         self.architecture = gpu.architecture
@@ -49,7 +61,19 @@ class GpuKind:
 class GpuCapacity:
     """A GPU and what is free on it, now."""
 
-    __slots__ = ("free_mib", "free_percent", "gpu", "is_open", "kind", "node", "occupancy")
+    __slots__ = (
+        "beside_mib",
+        "free_mib",
+        "free_percent",
+        "gpu",
+        "host_left_mib",
+        "is_open",
+        "kind",
+        "largest_mib",
+        "node",
+        "occupancy",
+        "there_left_mib",
+    )
 
     def __init__(self, gpu: Gpu, kind: GpuKind, node: NodeCapacity, *, is_open: bool) -> None:
         self.gpu = gpu
@@ -60,7 +84,13 @@ class GpuCapacity:
 
     def set_usage(self, usage: Usage) -> None:
         """Takes over what is allocated."""
-        self.free_mib = self.gpu.memory_mib - self.gpu.reserved_mib - usage.memory_mib
+        self.free_mib = self.kind.promise.limit_mib(self.gpu) - usage.memory_mib
+        # where memory is promised more than once: beside what never moves, and what has to fit in
+        there = self.gpu.memory_mib - self.gpu.reserved_mib
+        self.beside_mib = there - usage.staying_mib
+        self.there_left_mib = there - usage.memory_mib
+        self.host_left_mib = self.there_left_mib + self.kind.promise.beyond_mib
+        self.largest_mib = usage.largest_mib if self.kind.promise.is_over else 0
         self.free_percent = 100 - usage.compute_percent
         self.occupancy = usage.occupancy
 
@@ -79,6 +109,10 @@ class GpuCapacity:
             self.kind.vgpu_count,
             self.kind.sharing,
             self.occupancy,
+            self.beside_mib if self.kind.promise.is_over else None,
+            self.largest_mib,
+            self.there_left_mib,
+            self.host_left_mib,
         )
 
     @property
@@ -188,13 +222,15 @@ class PoolCapacity:
         *,
         is_open: bool | Callable[[Gpu], bool],
         sharing: NodeSharing = IN_TURNS,
+        promise: Promise = ONCE,
     ) -> None:
         """Takes in a node as it is now; GPUs that are not open are remembered only."""
         self.drop(name)
         node = self.nodes[name] = NodeCapacity(name, labels)
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             opened = is_open if isinstance(is_open, bool) else is_open(gpu)
-            capacity = GpuCapacity(gpu, self._kind(gpu, vgpu_count, sharing), node, is_open=opened)
+            kind = self._kind(gpu, vgpu_count, sharing, promise)
+            capacity = GpuCapacity(gpu, kind, node, is_open=opened)
             capacity.set_usage(self._usage(gpu.key))
             self._gpus[gpu.key] = capacity
             (node.open_gpus if capacity.is_open else node.closed_gpus).append(capacity)
@@ -290,7 +326,7 @@ class PoolCapacity:
             node.family.by_untouched.remove((untouched, node.name, node))
             node.family.by_untouched.add((node.untouched, node.name, node))
 
-    def _kind(self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing) -> GpuKind:
+    def _kind(self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing, promise: Promise) -> GpuKind:
         key = (
             gpu.model,
             gpu.architecture,
@@ -299,10 +335,11 @@ class PoolCapacity:
             gpu.context_overhead_mib,
             vgpu_count,
             sharing,
+            promise,
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = GpuKind(gpu, vgpu_count, sharing)
+            kind = self._kinds[key] = GpuKind(gpu, vgpu_count, sharing, promise)
         return kind
 
     def _family(self, node: NodeCapacity) -> Family:

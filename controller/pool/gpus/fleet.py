@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.capacity import PoolCapacity
+from sluice.controller.pool.gpus.oversubscription import promise_of
 from sluice.controller.pool.gpus.slices import FreeCapacity
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
@@ -41,11 +42,13 @@ class Fleet:
         gpus: dict[GpuKey, Gpu],
         vgpu_count: int,
         sharing: Sharing = Sharing.AUTO,
+        memory_oversubscription: float = 1.0,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
         self._vgpu_count = vgpu_count
         self.sharing = sharing
+        self._memory_factor = memory_oversubscription
         self.nodes: dict[str, Node] = {}
         self.gpus = gpus
         self.nodes_in_order: Ordered[Node] = Ordered()  # by name
@@ -176,7 +179,12 @@ class Fleet:
         ]
         count = self._vgpu_count or node.vgpu_count or 1
         sharing = node.shared_in(self.sharing)
-        self.capacity.put(name, node.labels, inside, count, is_open=self.is_open, sharing=sharing)
+        self.capacity.put(
+            *(name, node.labels, inside, count),
+            is_open=self.is_open,
+            sharing=sharing,
+            promise=promise_of(node, self._memory_factor, len(self._by_node[name])),
+        )
 
     def _put_node(self, node: Node) -> None:
         (self.share_grants.add if node.takes_parts else self.share_grants.discard)(node.name)

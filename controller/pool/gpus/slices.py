@@ -6,10 +6,11 @@ Used by placement, refusals, preemption and reservations; nothing here knows wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.occupancy import NOBODY, WHOLE_PERCENT, Occupancy, sharing_for
+from sluice.controller.pool.gpus.oversubscription import would_stay
 from sluice.controller.pool.model import IN_TURNS, Gpu, NodeSharing, Vgpu
 
 __all__ = ["WHOLE_PERCENT", "FreeCapacity", "fits", "is_wanted", "slice_on"]
@@ -25,6 +26,34 @@ class FreeCapacity:
     vgpu_count: int
     sharing: NodeSharing = IN_TURNS
     occupancy: Occupancy = NOBODY
+    # where memory is promised more than once: what there is beside what never moves, and the
+    # largest vGPU that can be moved; None: it is not
+    beside_mib: int | None = None
+    largest_mib: int = 0
+    there_left_mib: int = 0  # on the GPU itself; less than 0: so much of what is promised is beyond
+    host_left_mib: int = 0  # and with host memory
+
+    def without(self, freed_mib: int) -> FreeCapacity:
+        """With so much less promised; what stays and what is largest is taken to be as before."""
+        return replace(
+            self,
+            there_left_mib=self.there_left_mib + freed_mib,
+            host_left_mib=self.host_left_mib + freed_mib,
+        )
+
+    def fits_alone(self, memory_mib: int) -> bool:
+        """Whether one that is there already can have so much: beside all that never moves."""
+        return self.beside_mib is None or memory_mib <= self.beside_mib
+
+    def brings_in(self, memory_mib: int, overhead_mib: int, *, stays: bool) -> bool:
+        """Whether, with such a vGPU, each can still be brought in beside all that never moves."""
+        if self.beside_mib is None:
+            return True
+        alone = memory_mib + self.largest_mib if stays else max(memory_mib, self.largest_mib)
+        more = memory_mib + overhead_mib
+        largest = self.largest_mib if stays else max(memory_mib, self.largest_mib)
+        swaps = more <= self.there_left_mib or self.host_left_mib - more >= largest
+        return overhead_mib + alone <= self.beside_mib and swaps
 
 
 def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:
@@ -63,5 +92,8 @@ def fits(request: GrantRequest, capacity: FreeCapacity) -> bool:
         and capacity.occupancy.admits(sharing, request.project, request.contexts)
         and vgpu.memory_mib + vgpu.overhead_mib <= capacity.free_mib
         and vgpu.compute_percent <= capacity.free_percent
+        and capacity.brings_in(
+            vgpu.memory_mib, vgpu.overhead_mib, stays=would_stay(request, sharing)
+        )
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )

@@ -95,7 +95,11 @@ class Bookings:
                 sharing=slot.sharing,
             )
             whose = reservation.project
-            booking = Grant(reservation.id, "", slot.node, (vgpu,), 0, 0.0, project=whose)
+            booking = Grant(
+                *(reservation.id, "", slot.node, (vgpu,), 0, 0.0),
+                project=whose,
+                reservation=reservation.id,
+            )
             (self.allocations.book if sign > 0 else self.allocations.unbook)(booking)
 
     def count(self, grant: Grant, sign: int) -> list[Change]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.grants.bookings import Bookings
+from sluice.controller.pool.grants.grant_memory import GrantMemories
 from sluice.controller.pool.grants.grant_table import GrantTable
 from sluice.controller.pool.grants.jobs import Jobs, with_contexts
 from sluice.controller.pool.grants.session_table import SessionTable
@@ -59,6 +60,7 @@ class GrantLedger:
         self.usage = self._bookings.usage
         self.shares = self._bookings.shares
         self.vgpu_times = VgpuTimes(self._bookings.measured)
+        self.memories = GrantMemories()
         self.changes: list[Change] = []
 
     # what there is
@@ -222,6 +224,7 @@ class GrantLedger:
         self._unbook(grant)
         self.changes += self._bookings.count(grant, -1)
         self.vgpu_times.forget(grant.id)
+        self.memories.forget(grant.id)
         self._jobs.remove(grant)
         grant.state, grant.ended = GrantState.ENDED, self._clock.wall()
         grant.reason, grant.cause = why.text, why.cause

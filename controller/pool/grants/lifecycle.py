@@ -17,6 +17,7 @@ from sluice.controller.pool.decisions import (
     ResizeOrder,
     end_orders,
 )
+from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
@@ -183,6 +184,13 @@ class GrantLifecycle:
             if report.number < len(places):
                 numbered = replace(report, number=places[report.number])
                 self._ledger.vgpu_times.take(grant, numbered)
+
+    def memories(self, node: str, reports: Sequence[GrantMemory]) -> None:
+        """Where the memory of a node's grants is; of others it is not believed."""
+        for report in reports:
+            grant = self._ledger.grants.get(report.grant_id)
+            if grant and grant.state is GrantState.LIVE and grant.nodes == {node}:
+                self._ledger.memories.take(grant, report)
 
     # jobs
 

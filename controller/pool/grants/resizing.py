@@ -14,6 +14,7 @@ from dataclasses import replace
 from sluice.controller.pool.admission import refusals
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.gpus.oversubscription import stays
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.suspension import SuspensionState
@@ -150,6 +151,8 @@ class Resizing:
                 if capacity is None:
                     raise Impossible(f"GPU {key} of grant {grant.id} is not in the pool now")
                 free_mib, free_percent = capacity.free_mib, capacity.free_percent
+                if not stays(grant, old) and not capacity.figures.fits_alone(new.memory_mib):
+                    free_mib = min(free_mib, capacity.beside_mib - old.memory_mib)
                 whose = f"GPU {key} has"
             if more_mib > max(0, free_mib) or more_percent > max(0, free_percent):
                 raise Impossible(

@@ -287,6 +287,9 @@ class Suspending:
                 return False
             if percent[key] > max(0, capacity.free_percent):
                 return False
+        for (key, _), then in zip(grant.placed(), sized, strict=True):
+            if not self._fleet.capacity_of(self._fleet.gpus[key]).fits_alone(then.memory_mib):
+                return False
         return True
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:

@@ -129,6 +129,8 @@ def _on_one_node(search: PlacementSearch, shape: Shape) -> tuple[int, int]:
         if need is None:
             continue
         room_mib = kind.sample.memory_mib - kind.sample.reserved_mib
+        if need.memory_mib <= room_mib and not need.stays:
+            room_mib = kind.promise.limit_mib(kind.sample)
         times = min(room_mib // need.memory_mib, 100 // need.compute_percent)
         if times > 0:
             cards += count

@@ -19,6 +19,7 @@ from sluice.controller.pool.gpus.capacity import (
     PoolCapacity,
 )
 from sluice.controller.pool.gpus.occupancy import sharing_for
+from sluice.controller.pool.gpus.oversubscription import would_stay
 from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey, Sharing
 
@@ -31,6 +32,26 @@ class Need(NamedTuple):
     memory_mib: int
     compute_percent: int
     sharing: Sharing = Sharing.AUTO
+    overhead_mib: int = 0  # of its memory, its contexts'
+    stays: bool = False  # it can never be moved for others
+
+    def times_beside(self, capacity: GpuCapacity) -> int | None:
+        """How many of it can be there so that each can be brought in; None: any number.
+
+        Beside what never moves the largest that does has to fit, wherever the others are.
+        """
+        if not capacity.kind.promise.is_over:
+            return None
+        alone = self.memory_mib - self.overhead_mib
+        largest = capacity.largest_mib if self.stays else max(alone, capacity.largest_mib)
+        # as many as are there, or change places by way of host memory
+        most = max(capacity.there_left_mib, capacity.host_left_mib - largest, 0) // self.memory_mib
+        left = max(0, capacity.beside_mib - largest)
+        if self.stays:
+            return min(most, left // self.memory_mib)
+        if capacity.beside_mib < largest:
+            return 0
+        return min(most, left // self.overhead_mib) if self.overhead_mib else most
 
 
 class PlacementSearch:
@@ -82,7 +103,9 @@ class PlacementSearch:
             percent = vgpu.compute_percent
             sharing = sharing_for(self.request, percent, kind.sharing, lasting=self._lasting)
             if sharing is not None:
-                need = Need(vgpu.memory_mib + vgpu.overhead_mib, percent, sharing)
+                overhead = vgpu.overhead_mib
+                stays = would_stay(self.request, sharing)
+                need = Need(vgpu.memory_mib + overhead, percent, sharing, overhead, stays)
         self._needs[kind] = need
         return need
 
@@ -115,7 +138,9 @@ class PlacementSearch:
     def may_join(self, capacity: GpuCapacity, need: Need) -> bool:
         """Whether such a vGPU may be on the GPU beside what is there."""
         request = self.request
-        return capacity.occupancy.admits(need.sharing, request.project, request.contexts)
+        return need.times_beside(capacity) != 0 and capacity.occupancy.admits(
+            need.sharing, request.project, request.contexts
+        )
 
     @property
     def few_nodes(self) -> list[NodeCapacity] | None:
@@ -154,9 +179,11 @@ class PlacementSearch:
         need = self.need(capacity.kind)
         if need is None or not self.may_join(capacity, need):
             return 0
+        beside = need.times_beside(capacity)
         return min(
             capacity.free_mib // need.memory_mib,
             max(0, capacity.free_percent) // need.compute_percent,
+            *(() if beside is None else (beside,)),
         )
 
     def may_fit(self, node: NodeCapacity) -> bool:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from sluice.controller.pool.decisions import Decisions, GrantRequest
 from sluice.controller.pool.gpus.occupancy import processes_of, sharing_for
+from sluice.controller.pool.gpus.oversubscription import would_stay
 from sluice.controller.pool.gpus.slices import FreeCapacity, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey, Grant
 from sluice.controller.pool.placement.placement import vgpus_on
@@ -221,6 +222,9 @@ def _fits(request: GrantRequest, capacity: FreeCapacity, victims: Iterable[Candi
         and left.admits(sharing, request.project, request.contexts)
         and wanted.memory_mib + wanted.overhead_mib <= free_mib
         and wanted.compute_percent <= free_percent
+        and capacity.without(free_mib - capacity.free_mib).brings_in(
+            wanted.memory_mib, wanted.overhead_mib, stays=would_stay(request, sharing)
+        )
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )
 

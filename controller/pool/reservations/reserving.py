@@ -84,7 +84,11 @@ class Reserving:
                     return None
                 vgpus = placement.vgpus_on(single, chosen)
                 node, project = vgpus[0].node, request.project
-                grant = Grant(request.request_id, "", node, vgpus, 0, 0.0, project=project)
+                grant = Grant(
+                    *(request.request_id, "", node, vgpus, 0, 0.0),
+                    project=project,
+                    reservation=request.reservation,
+                )
                 booked.append(grant)
                 self._ledger.allocations.book(booked[-1])
         finally:
@@ -268,7 +272,8 @@ class Reserving:
         free = self._fleet.capacity_of(gpu)
         more_mib = after.memory_mib - before.memory_mib
         more_percent = after.compute_percent - before.compute_percent
-        if more_mib > max(0, free.free_mib) or more_percent > max(0, free.free_percent):
+        fits = free.brings_in(more_mib, 0, stays=True)
+        if more_mib > max(0, free.free_mib) or more_percent > max(0, free.free_percent) or not fits:
             raise Impossible(
                 f"it would take {more_mib} MiB and {more_percent} % more of {key}, which has "
                 f"{max(0, free.free_mib)} MiB and {max(0, free.free_percent)} % free"

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has memory move when the arbiter says so: the server's part of oversubscription.
+
+Made by server.service where [suspend] swap_mib gives host memory. The arbiter decides whose memory
+is on a GPU (native/arbiter/residency.h) and says `move`; sessions.suspending has the steps. This
+tells the arbiter how much memory each GPU has, where each grant's is, and what came of each order:
+again after each connection, as either may have been started anew. It promises one answer to each
+order, a reason where nothing moved, and that sessions which cannot move are counted whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import ControllerLink
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.sessions.memory_figures import MemoryFigures
+from sluice.server.sessions.records import Session, run_at_once
+from sluice.server.sessions.suspending import Suspensions
+from sluice.server.sessions.turn_pages import TurnPages
+from sluice.server.workers.packets import Message
+
+log = logging.getLogger("sluice.server")
+
+MS_PER_SECOND = 1000
+MOST_PRIORITY = 0xFFFFFFFF
+
+
+class Residency:
+    """Between the arbiter and the steps of a suspension."""
+
+    def __init__(
+        self,
+        suspensions: Suspensions,
+        pages: TurnPages,
+        gpus: Callable[[], Sequence[LocalGpu]],
+        idle_seconds: float,
+        controller: ControllerLink,
+    ) -> None:
+        self._suspensions = suspensions
+        self._pages = pages
+        self._gpus = gpus
+        self._idle_seconds = idle_seconds
+        self._controller = controller
+        self.figures = MemoryFigures()
+        self._tasks: set[asyncio.Task[None]] = set()
+        pages.memory_of = self.claim
+        pages.settings_of_memory = self.settings
+        pages.on_move = self.order
+        suspensions.on_moved = self.tell
+        suspensions.comes_in_later = self.is_asked
+
+    # what the arbiter is told
+
+    def settings(self) -> list[Message]:
+        """When somebody is idle, and how much memory there is on each GPU."""
+        idle = Message("idle", {"idle_ms": str(int(self._idle_seconds * MS_PER_SECOND))})
+        left = {gpu.uuid: max(0, gpu.memory_mib - gpu.reserved_mib) for gpu in self._gpus()}
+        return [
+            idle,
+            *(Message("memory", {"gpu": uuid, "memory_mib": str(m)}) for uuid, m in left.items()),
+        ]
+
+    def tell_everything(self) -> None:
+        """The GPUs are known now, and the arbiter may have been told of none."""
+        for message in self.settings():
+            self._pages.arbiter.tell(message)
+        self._pages.join_all()
+
+    def claim(self, session: Session) -> dict[str, str]:
+        """What a session's memory is to the arbiter; nothing: it is not counted."""
+        if not self.counts(session):
+            return {}
+        overheads = {gpu.uuid: gpu.context_overhead_mib for gpu in self._gpus()}
+        out = self._suspensions.out_by_gpu(session.grant_id)
+        away = self._suspensions.is_out(session.grant_id)
+        fields = {
+            "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
+            "away": str(int(away)),
+            "vgpus": str(len(session.places)),
+        }
+        for n, place in enumerate(session.places):
+            vgpu = session.vgpus[place]
+            fields |= {
+                f"vgpu.{n}.gpu": vgpu.gpu_uuid,
+                f"vgpu.{n}.memory_mib": str(vgpu.memory_mib),
+                f"vgpu.{n}.fixed_mib": str(overheads.get(vgpu.gpu_uuid, 0)),
+                f"vgpu.{n}.out_mib": str(out.get(vgpu.gpu_uuid, 0)),
+            }
+        return fields
+
+    def counts(self, session: Session) -> bool:
+        """Whether its memory is the arbiter's business."""
+        return not run_at_once(session.vgpus)
+
+    def is_asked(self, grant_id: str) -> bool:
+        """Whether a grant comes in when the arbiter says so: not all that run fit with it."""
+        promised: Counter[str] = Counter()
+        seen, own = set[tuple[str, int]](), set[str]()
+        overheads = {gpu.uuid: gpu.context_overhead_mib for gpu in self._gpus()}
+        for session in self._pages.sessions():
+            runs = session.grant_id == grant_id or not self._suspensions.is_out(session.grant_id)
+            for place in session.places if runs else ():
+                vgpu = session.vgpus[place]
+                promised[vgpu.gpu_uuid] += overheads.get(vgpu.gpu_uuid, 0)
+                if (session.grant_id, place) not in seen:
+                    promised[vgpu.gpu_uuid] += vgpu.memory_mib
+                seen.add((session.grant_id, place))
+                if session.grant_id == grant_id:
+                    own.add(vgpu.gpu_uuid)
+        there = {gpu.uuid: gpu.memory_mib - gpu.reserved_mib for gpu in self._gpus()}
+        over = any(promised[uuid] > there.get(uuid, 0) for uuid in own)
+        return over and self._pages.arbiter.is_connected
+
+    def tell(self, grant_id: str) -> None:
+        """How a grant's memory is now: it was suspended, resumed, or moved by an earlier order."""
+        self._pages.join_again(grant_id)
+
+    def hear_figures(self, figures: Message) -> None:
+        """What the arbiter says of all of them, once a second."""
+        self.figures.hear(figures)
+        if self._controller.is_connected and (news := self.figures.changed()):
+            memories = rpc.GrantMemories(memories=news)
+            self._controller.report(rpc.NodeReport(grant_memories=memories))
+
+    # what it orders
+
+    def order(self, message: Message) -> None:
+        """Carries out a `move`."""
+        task = asyncio.create_task(self._carry_out(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, message: Message) -> None:
+        grant_id, why_not = message.get("tenant"), ""
+        wanted = {
+            message.get(f"gpu.{n}.uuid"): message.number(f"gpu.{n}.mib")
+            for n in range(message.number("gpus"))
+        }
+        try:
+            async with self._suspensions.lock(grant_id):
+                if message.number("out"):
+                    await self._suspensions.swap_out(grant_id, wanted)
+                else:
+                    await self._suspensions.swap_in(grant_id)
+        except OrderRefused as refused:
+            why_not = str(refused)
+            log.warning("memory of grant %s does not move: %s", grant_id, why_not)
+        except Exception as problem:
+            log.exception("memory of grant %s does not move", grant_id)
+            why_not = f"its server failed: {problem}"
+        self._answer(grant_id, why_not)
+
+    def _answer(self, grant_id: str, why_not: str) -> None:
+        out = self._suspensions.out_by_gpu(grant_id)
+        fields = {"tenant": grant_id, "message": why_not, "gpus": str(len(out))}
+        for n, (gpu, mib) in enumerate(sorted(out.items())):
+            fields |= {f"gpu.{n}.uuid": gpu, f"gpu.{n}.out_mib": str(mib)}
+        self._pages.arbiter.tell(Message("memory_moved", fields))

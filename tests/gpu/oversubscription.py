@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions whose memory does not fit on a card together: their speed, their waits, their results.
+
+    python3 tests/gpu/oversubscription.py [--seconds 120] [--sessions 24]    # as root
+
+Starts a server of its own, with host memory that is ready, whose grants promise the card more than
+once. First two PyTorch trainings, each with 0.64 of the card's memory, alone and both at once:
+`oversubscribed_pair` is the slower one's speed as a part of its speed alone, and their losses have
+to be the same. Then notebooks: sessions of 8 GiB, as many as take 1.36 times the card, each at work
+for 5 % of the time at random; `notebooks_p50_s` and `notebooks_p99_s` are seconds from an idle
+session's question to its answer, and all words of its memory have to be right. Figures go to
+build/measurements/oversubscription.jsonl. Exit status 1 where something is wrong; the figures
+decide nothing. Without a GPU it says that it was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
+
+from checkpoint_bench import SUBJECT, Bench, Failed, Told  # noqa: E402
+from checkpoint_calls import Card  # noqa: E402
+from checkpoint_rates import available_gib, huge_pages  # noqa: E402
+from checkpoint_sessions import TRAINING  # noqa: E402
+from measurements import Measurement, Run, write_measured  # noqa: E402
+from run import Server, find_driver  # noqa: E402
+
+GIB = 1024
+PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
+BUSY_PART = 0.05
+STEPS = 20  # of a training between two looks at the clock
+PATIENCE_SECONDS = 600
+PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
+
+
+def card_gib(bench: Bench) -> float:
+    """What nobody has of the card."""
+    return bench.card.free_mib() / GIB
+
+
+def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> Server:
+    """Whose every grant promises so much of the card."""
+    options = ["--swap-mib", str(swap_gib * GIB), "--ready-mib", str(swap_gib * GIB)]
+    options += ["--idle-seconds", str(idle_seconds)]
+    return Server(find_driver(), bench.folder, memory_mib=gib_each * GIB, options=options)
+
+
+class Trainer(threading.Thread):
+    """Trains until it is told to stop; the losses of all steps."""
+
+    def __init__(self, told: Told, seconds: float) -> None:
+        super().__init__()
+        self.told, self.seconds = told, seconds
+        self.losses: list[float] = []
+        self.speed = 0.0  # steps a second
+        self.failure = ""
+
+    def run(self) -> None:
+        """In its thread."""
+        began = time.monotonic()
+        try:
+            while time.monotonic() - began < self.seconds:
+                said = self.told.ask("train", PATIENCE_SECONDS, steps=STEPS)
+                self.losses += said["losses"]
+            self.speed = len(self.losses) / (time.monotonic() - began)
+        except Failed as failed:
+            self.failure = str(failed)
+
+
+def trained(tolds: list[Told], seconds: float) -> list[Trainer]:
+    """All at once; raises Failed."""
+    trainers = [Trainer(told, seconds) for told in tolds]
+    for trainer in trainers:
+        trainer.start()
+    for trainer in trainers:
+        trainer.join()
+    if failure := next((t.failure for t in trainers if t.failure), ""):
+        raise Failed(failure)
+    return trainers
+
+
+def pair(bench: Bench, seconds: float) -> list[Measurement]:
+    """Two trainings that do not fit together; raises Failed where losses are others."""
+    if importlib.util.find_spec("torch") is None:
+        print("pair: not tried, there is no PyTorch")
+        return []
+    gib = int(card_gib(bench) * PAIR_PART)
+    node = server(bench, gib, 2 * gib, idle_seconds=10)
+    try:
+        environment = {**bench.natively, **node.environments["shm"]}
+        libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
+        environment["LD_PRELOAD"] = ":".join(map(str, libraries))
+        ballast = gib - 3  # its context, model and caches take the rest
+
+        def begun() -> Told:
+            told = bench.told([sys.executable, str(TRAINING)], environment)
+            told.ask("begin", PATIENCE_SECONDS)
+            told.ask("ballast", PATIENCE_SECONDS, gib=ballast)
+            return told
+
+        first = begun()
+        [alone] = trained([first], seconds / 4)
+        first.kill()
+        tolds = [begun(), begun()]
+        both = trained(tolds, seconds)
+        for told, trainer in zip(tolds, both, strict=True):
+            if told.ask("weigh", PATIENCE_SECONDS, gib=ballast) != {"wrong": 0}:
+                raise Failed("memory of a training is not what it was")
+            count = min(len(alone.losses), len(trainer.losses))
+            if trainer.losses[:count] != alone.losses[:count]:
+                raise Failed("a training's losses are others than alone")
+            told.kill()
+    finally:
+        node.close()
+    parts = [trainer.speed / alone.speed for trainer in both]
+    print(f"pair: {gib} GiB each; speeds, as parts of that alone: {parts}", flush=True)
+    run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=1)
+    return [
+        run_of.record(
+            "oversubscribed_pair", min(parts), "", values=parts, limit=PAIR_LIMIT, gib=gib
+        )
+    ]
+
+
+class Notebook(threading.Thread):
+    """A session that is asked now and then."""
+
+    def __init__(self, told: Told, number: int, seconds: float) -> None:
+        super().__init__()
+        self.told, self.seconds = told, seconds
+        self.random = random.Random(number)
+        self.waits: list[float] = []
+        self.failure = ""
+
+    def run(self) -> None:
+        """In its thread."""
+        end = time.monotonic() + self.seconds
+        busy = 0.2  # of work in one go, so that it is at work for BUSY_PART of the time
+        try:
+            while True:
+                pause = self.random.expovariate(BUSY_PART / (busy * (1 - BUSY_PART)))
+                if time.monotonic() + pause >= end:
+                    return
+                time.sleep(pause)
+                asked = time.monotonic()
+                self._check()
+                self.waits.append(time.monotonic() - asked)
+                while time.monotonic() < asked + busy:
+                    self._check()
+        except Failed as failed:
+            self.failure = str(failed)
+
+    def _check(self) -> None:
+        if wrong := self.told.ask("check", PATIENCE_SECONDS)["wrong"]:
+            raise Failed(f"{wrong} words of a notebook's memory are wrong")
+
+
+def notebooks(bench: Bench, sessions: int, seconds: float) -> list[Measurement]:
+    """Raises Failed where memory is wrong."""
+    count = sessions or int(card_gib(bench) * NOTEBOOKS_PART / NOTEBOOK_GIB)
+    node = server(bench, NOTEBOOK_GIB, count * NOTEBOOK_GIB, idle_seconds=1)
+    try:
+        environment = {**bench.natively, **node.environments["shm"]}
+        threads = []
+        for number in range(count):
+            told = bench.told([sys.executable, str(SUBJECT)], environment)
+            told.ask("begin", PATIENCE_SECONDS)
+            told.ask("slab", PATIENCE_SECONDS, mib=(NOTEBOOK_GIB - 1) * GIB, piece_mib=64)
+            threads.append(Notebook(told, number, seconds))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for thread in threads:
+            thread.told.kill()
+    finally:
+        node.close()
+    if failure := next((t.failure for t in threads if t.failure), ""):
+        raise Failed(failure)
+    waits = sorted(wait for thread in threads for wait in thread.waits)
+    if len(waits) < 100:
+        raise Failed(f"{len(waits)} answers are too few for a 99th percentile: more --seconds")
+    p50, p99 = statistics.median(waits), statistics.quantiles(waits, n=100)[98]
+    print(f"notebooks: {count}; {len(waits)} answers, p50 {p50:.3f} s, p99 {p99:.3f} s", flush=True)
+    run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=len(waits))
+    return [
+        run_of.record("notebooks_p50_s", p50, "s", limit=P50_LIMIT_S, sessions=count),
+        run_of.record("notebooks_p99_s", p99, "s", limit=P99_LIMIT_S, sessions=count),
+    ]
+
+
+def main() -> int:
+    """Everything; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120, help="that each part takes")
+    parser.add_argument("--sessions", type=int, default=0, help="notebooks (0: by the card)")
+    options = parser.parse_args()
+    if not find_driver() or not Card.count():
+        print("skipped: this machine shows no NVIDIA GPU")
+        return 0
+    kept: list[Measurement] = []
+    with tempfile.TemporaryDirectory(prefix="sluice-over-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with Bench("oversubscription", folder) as bench:
+            gib = int(card_gib(bench) * NOTEBOOKS_PART)
+            if available_gib() < 2 * gib:
+                print(f"failed: host memory of {2 * gib} GiB is needed, {available_gib()} are free")
+                return 1
+            with huge_pages(gib) as said:
+                print(f"host memory: {said}")
+                try:
+                    kept += pair(bench, options.seconds)
+                    kept += notebooks(bench, options.sessions, options.seconds)
+                except Failed as error:
+                    print(f"failed: {error}")
+                    return 1
+                finally:
+                    print(f"figures: {write_measured('oversubscription', kept)}")
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    sys.exit(main())

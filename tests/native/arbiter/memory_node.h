@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node whose GPU is promised more than once, of simulated time: sessions that take memory and
+// work on it, host memory, and moves that take as long as their bytes, between them and the policy.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "arbiter/residency.h"
+
+namespace sluice::test {
+
+using arbiter::ByGpu;
+using arbiter::MemoryClaim;
+using arbiter::MemoryUse;
+using arbiter::Move;
+using arbiter::Nanoseconds;
+
+constexpr uint64_t kGib = 1ull << 30;
+constexpr Nanoseconds kMs = 1'000'000, kSec = 1'000'000'000;
+
+struct MemorySession {
+  uint64_t promised = 0;
+  uint64_t taken = 0, asked = 0, room = 0, out = 0, staying = 0;
+  uint32_t priority = 0, percent = 100;
+  // Works for ever, or at times: so long, with pauses of this mean.
+  bool busy = false;
+  Nanoseconds work = 0, pause = 0;
+  Nanoseconds wakes = 0, until = 0;  // of one that works at times
+  Nanoseconds asked_at = 0;          // since when it has work and waits
+  bool stands = false;               // it is being moved, or is out
+  bool stubborn = false;             // it does not come to a stop
+  Nanoseconds worked = 0, waited = 0;
+  std::vector<Nanoseconds> answers;  // from work to its end
+  int moved_out = 0, moved_in = 0;
+  bool has_work(Nanoseconds now) const { return busy || (work && now >= wakes); }
+  bool has_memory() const { return !stands && taken + asked <= room; }
+};
+
+class MemoryNode {
+ public:
+  explicit MemoryNode(uint64_t bytes, const arbiter::ResidencySettings& settings = {})
+      : policy(settings), bytes_(bytes) {
+    policy.set_gpu(0, bytes);
+  }
+
+  uint32_t add(uint64_t gib, uint32_t priority = 0, uint32_t percent = 100) {
+    const uint32_t id = next_++;
+    MemorySession& s = sessions[id];
+    s.promised = gib * kGib;
+    s.priority = priority;
+    s.percent = percent;
+    claim(id, false);
+    return id;
+  }
+  uint32_t add_full(uint64_t gib, uint32_t priority = 0, uint32_t percent = 100) {
+    const uint32_t id = add(gib, priority, percent);
+    sessions[id].asked = gib * kGib;
+    return id;
+  }
+  void claim(uint32_t id, bool away) {
+    const MemorySession& s = sessions.at(id);
+    policy.claim(id, MemoryClaim{s.priority, s.percent, away, {{0, s.promised}}, {}}, now);
+  }
+  void remove(uint32_t id) {
+    policy.remove(id);
+    sessions.erase(id);
+    std::erase_if(moves_, [&](const auto& each) { return each.move.tenant == id; });
+  }
+
+  void run(Nanoseconds time) {
+    for (const Nanoseconds end = now + time; now < end; now += kStep) step();
+  }
+
+  void step() {
+    finish_moves();
+    for (auto& [id, s] : sessions)
+      if (!policy.bounded(0)) s.room = s.taken + s.asked;
+    for (auto& [id, s] : sessions) advance(s);
+    for (auto& [id, s] : sessions) {
+      const bool waits = s.has_work(now) && !s.has_memory();
+      const uint64_t asks = s.has_work(now) ? s.asked : 0;
+      s.room = std::min(s.room, s.taken + asks);
+      policy.see(id, ByGpu<MemoryUse>{{0, {s.taken, asks, s.staying, s.room}}}, waits && s.stands,
+                 s.has_work(now) && s.has_memory(), now);
+    }
+    for (const Move& move : policy.step(now)) begin(move);
+    for (auto& [id, s] : sessions)
+      if (policy.granted(id)) s.room = std::max(s.room, s.taken + (s.has_work(now) ? s.asked : 0));
+    check();
+  }
+
+  uint64_t resident() const {
+    uint64_t sum = 0;
+    for (const auto& [id, s] : sessions) sum += s.taken - s.out;
+    return sum;
+  }
+
+  arbiter::Residency policy;
+  std::map<uint32_t, MemorySession> sessions;
+  Nanoseconds now = kSec;
+  Nanoseconds gib_takes = 20 * kMs;  // to move
+  int moves = 0;
+
+ private:
+  static constexpr Nanoseconds kStep = kMs;
+  struct UnderWay {
+    Move move;
+    Nanoseconds ends;
+    uint64_t bytes;  // out in all, then
+    bool failed = false;
+  };
+
+  void advance(MemorySession& s) {
+    if (!s.has_work(now)) return;
+    if (!s.has_memory()) {
+      s.waited += kStep;
+      return;
+    }
+    s.taken += std::exchange(s.asked, 0);
+    s.worked += kStep;
+    if (s.busy) return;
+    if (s.until == 0) s.until = now + s.work;
+    if (now < s.until) return;
+    s.answers.push_back(now - s.wakes);
+    s.until = 0;
+    s.wakes = now + static_cast<Nanoseconds>(std::exponential_distribution<>(
+                        1.0 / static_cast<double>(s.pause))(random_));
+  }
+
+  void begin(const Move& move) {
+    MemorySession& s = sessions.at(move.tenant);
+    if (move.out && s.stubborn) return moves_.push_back({move, now + kMs, s.out, true});
+    s.stands = true;
+    const uint64_t most = s.taken - s.staying;
+    const uint64_t out = move.out ? std::min(std::max(move.bytes.at(0), s.out), most) : 0;
+    const uint64_t moved = move.out ? out - s.out : s.out;
+    const double gib = static_cast<double>(moved) / static_cast<double>(kGib);
+    moves_.push_back(
+        {move, now + static_cast<Nanoseconds>(gib * static_cast<double>(gib_takes)), out});
+    if (!move.out) s.out = 0;  // its place is taken from the beginning
+  }
+
+  void finish_moves() {
+    for (size_t i = 0; i < moves_.size();) {
+      if (now < moves_[i].ends) {
+        ++i;
+        continue;
+      }
+      const UnderWay done = moves_[i];
+      moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(i));
+      MemorySession& s = sessions.at(done.move.tenant);
+      if (done.failed) {
+        policy.moved(done.move.tenant, {{0, s.out}}, "it does not stop", now);
+        continue;
+      }
+      s.out = done.bytes;
+      s.stands = done.move.out;
+      ++(done.move.out ? s.moved_out : s.moved_in);
+      ++moves;
+      policy.moved(done.move.tenant, {{0, s.out}}, "", now);
+    }
+  }
+
+  // Never more on the GPU than it has.
+  void check() {
+    uint64_t sum = 0;
+    for (const auto& [id, s] : sessions) sum += s.out ? s.taken - s.out : std::max(s.taken, s.room);
+    if (!policy.bounded(0)) return;
+    EXPECT_LE(sum, bytes_) << "at " << now / kMs << " ms";
+  }
+
+  const uint64_t bytes_;
+  uint32_t next_ = 1;
+  std::mt19937 random_{11};
+  std::vector<UnderWay> moves_;
+};
+
+}  // namespace sluice::test

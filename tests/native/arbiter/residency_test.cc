@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whose memory is on a GPU that is promised more than once, on a simulated node. All figures are of
+// simulated time: the same in every run, on every machine.
+#include "arbiter/residency.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/native/arbiter/memory_node.h"
+
+namespace sluice::test {
+namespace {
+
+Nanoseconds part(std::vector<Nanoseconds> of, double p) {
+  std::ranges::sort(of);
+  return of.at(static_cast<size_t>(p * static_cast<double>(of.size() - 1)));
+}
+
+TEST(Residency, WhatFitsIsNeverAskedForNorMoved) {
+  MemoryNode node(100 * kGib);
+  for (int i = 0; i < 4; ++i) node.sessions.at(node.add_full(25)).busy = true;
+  EXPECT_FALSE(node.policy.bounded(0));
+  node.run(10 * kSec);
+  EXPECT_EQ(node.moves, 0);
+  for (const auto& [id, s] : node.sessions) EXPECT_EQ(s.waited, 0) << id;
+}
+
+TEST(Residency, WhatIsPromisedTwiceAndFitsAllTheSameIsNotMoved) {
+  MemoryNode node(100 * kGib);
+  for (int i = 0; i < 4; ++i) {
+    MemorySession& s = node.sessions.at(node.add(50));
+    s.busy = true;
+    s.asked = 20 * kGib;
+  }
+  EXPECT_TRUE(node.policy.bounded(0));
+  node.run(10 * kSec);
+  EXPECT_EQ(node.moves, 0);
+  EXPECT_EQ(node.resident(), 80 * kGib);
+}
+
+TEST(Residency, TwoThatDoNotFitTakeTurnsAndMoveATenthOfTheTimeAtMost) {
+  MemoryNode node(140 * kGib);
+  const uint32_t a = node.add_full(90), b = node.add_full(90);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(20 * kSec);
+  MemorySession &one = node.sessions.at(a), &two = node.sessions.at(b);
+  one.worked = two.worked = 0;
+  node.run(200 * kSec);
+  const double both = static_cast<double>(one.worked + two.worked) / (200.0 * kSec);
+  EXPECT_GT(both, 0.88) << "moving takes the rest";
+  EXPECT_NEAR(static_cast<double>(one.worked) / static_cast<double>(one.worked + two.worked), 0.5,
+              0.06);
+  EXPECT_GT(one.moved_in, 3) << "in turns";
+  EXPECT_GT(two.moved_in, 3);
+}
+
+TEST(Residency, OnlyTheDifferenceIsMoved) {
+  MemoryNode node(140 * kGib);
+  const uint32_t a = node.add_full(90), b = node.add_full(90);
+  node.sessions.at(a).busy = true;
+  node.run(kSec);
+  node.sessions.at(a).busy = false;
+  node.sessions.at(b).busy = true;
+  node.run(30 * kSec);
+  EXPECT_EQ(node.sessions.at(a).out, 40 * kGib);
+  EXPECT_EQ(node.resident(), 140 * kGib);
+}
+
+TEST(Residency, SharesAreKeptOverManyStays) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(80, 0, 60), b = node.add_full(80, 0, 20);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(400 * kSec);
+  const double ratio = static_cast<double>(node.sessions.at(a).worked) /
+                       static_cast<double>(node.sessions.at(b).worked);
+  EXPECT_NEAR(ratio, 3.0, 0.45);
+}
+
+TEST(Residency, WhoIsIdleGoesFirstTheLongestIdleBeforeTheOthers) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(40), b = node.add_full(40), c = node.add_full(40);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(kSec);
+  node.sessions.at(b).busy = false;  // the first that is idle
+  node.run(5 * kSec);
+  node.sessions.at(a).busy = false;
+  node.run(20 * kSec);
+  node.sessions.at(c).busy = true;
+  node.run(2 * kSec);
+  EXPECT_GT(node.sessions.at(b).out, 0u);
+  EXPECT_EQ(node.sessions.at(a).out, 0u);
+  EXPECT_TRUE(node.sessions.at(c).has_memory());
+}
+
+TEST(Residency, HigherPriorityDoesNotMoveForLowerUnlessItIsIdle) {
+  MemoryNode node(100 * kGib);
+  const uint32_t high = node.add_full(80, 5), low = node.add_full(80, 1);
+  node.sessions.at(high).busy = true;
+  node.run(kSec);
+  node.sessions.at(low).busy = true;
+  node.run(300 * kSec);
+  EXPECT_EQ(node.sessions.at(high).moved_out, 0);
+  EXPECT_EQ(node.sessions.at(low).worked, 0);
+  EXPECT_NE(node.policy.figures(low, node.now).why.find("higher priority"), std::string::npos);
+  node.sessions.at(high).busy = false;
+  node.run(20 * kSec);
+  EXPECT_GT(node.sessions.at(low).worked, 0) << "it has been idle for long enough";
+  node.sessions.at(high).busy = true;
+  node.run(20 * kSec);
+  EXPECT_TRUE(node.sessions.at(high).has_memory()) << "and comes back";
+}
+
+TEST(Residency, WhoDoesNotStopIsLeftAloneAndAnotherGoes) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(50), b = node.add_full(50), c = node.add_full(50);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(kSec);
+  node.sessions.at(a).stubborn = true;
+  node.sessions.at(c).busy = true;
+  node.run(10 * kSec);
+  EXPECT_GT(node.sessions.at(c).worked, 0);
+  EXPECT_EQ(node.sessions.at(a).out, 0u);
+  EXPECT_GT(node.sessions.at(b).moved_out, 0);
+}
+
+TEST(Residency, WhatStaysIsCountedAndWhoCannotComeInIsToldWhy) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(60), b = node.add_full(60);
+  node.sessions.at(a).staying = 60 * kGib;
+  node.sessions.at(a).busy = true;
+  node.run(kSec);
+  node.sessions.at(a).busy = false;
+  node.sessions.at(b).busy = true;
+  node.run(60 * kSec);
+  EXPECT_EQ(node.sessions.at(b).worked, 0);
+  EXPECT_EQ(node.moves, 0);
+  EXPECT_NE(node.policy.figures(b, node.now).why, "");
+  node.remove(a);
+  node.run(kSec);
+  EXPECT_GT(node.sessions.at(b).worked, 0);
+}
+
+TEST(Residency, WhoWaitsForMemoryHimselfKeepsNobodyOut) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add(80), b = node.add(80);
+  for (const uint32_t id : {a, b}) {
+    node.sessions.at(id).busy = true;
+    node.sessions.at(id).asked = 50 * kGib;
+  }
+  node.run(kSec);
+  for (const uint32_t id : {a, b}) node.sessions.at(id).asked = 30 * kGib;  // both want more
+  node.run(60 * kSec);
+  EXPECT_EQ(node.sessions.at(a).taken, 80 * kGib);
+  EXPECT_EQ(node.sessions.at(b).taken, 80 * kGib);
+}
+
+TEST(Residency, OneThatIsSuspendedWantsNothing) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(80), b = node.add_full(80);
+  node.sessions.at(a).busy = true;
+  node.run(kSec);
+  node.claim(a, true);
+  MemorySession& s = node.sessions.at(a);
+  s.stands = true;
+  s.out = s.taken;
+  node.policy.moved(a, {{0, s.out}}, "", node.now);
+  node.sessions.at(b).busy = true;
+  node.run(10 * kSec);
+  EXPECT_GT(node.sessions.at(b).worked, 0);
+  EXPECT_EQ(node.moves, 0);
+  node.claim(a, false);  // it is resumed: it comes in when it is its turn
+  node.run(60 * kSec);
+  EXPECT_GT(s.moved_in, 0);
+}
+
+// 8 GiB each on 140 GiB, 5 % of the time: 192 GiB in all.
+TEST(Residency, ManyThatAreMostlyIdleHaveTheirMemorySoon) {
+  MemoryNode node(140 * kGib);
+  for (int i = 0; i < 24; ++i) {
+    MemorySession& s = node.sessions.at(node.add_full(8, 0, 4));
+    s.work = 200 * kMs;
+    s.pause = 4 * kSec;
+    s.wakes = node.now + i * 100 * kMs;
+  }
+  node.run(300 * kSec);
+  std::vector<Nanoseconds> all;
+  for (const auto& [id, s] : node.sessions) {
+    EXPECT_GT(s.answers.size(), 20u) << id;
+    all.insert(all.end(), s.answers.begin(), s.answers.end());
+  }
+  EXPECT_LT(part(all, 0.5), 700 * kMs) << "with 0.2 s of work";
+  EXPECT_LT(part(all, 0.99), 2200 * kMs);
+}
+
+// Random sizes, priorities, habits, comings and goings: the node checks at each step that no more
+// is on the GPU than it has.
+class RandomSessions : public testing::TestWithParam<unsigned> {};
+
+TEST_P(RandomSessions, NeverExceedTheGpu) {
+  std::mt19937 random(GetParam());
+  const auto any = [&](uint64_t from, uint64_t to) {
+    return std::uniform_int_distribution<uint64_t>(from, to)(random);
+  };
+  MemoryNode node(64 * kGib);
+  std::vector<uint32_t> there;
+  for (int round = 0; round < 60; ++round) {
+    if (there.size() < 8 && any(0, 2)) {
+      const uint32_t id =
+          node.add(any(4, 60), static_cast<uint32_t>(any(0, 2)), static_cast<uint32_t>(any(5, 50)));
+      MemorySession& s = node.sessions.at(id);
+      s.asked = any(1, s.promised / kGib) * kGib;
+      s.busy = any(0, 1);
+      s.stubborn = any(0, 9) == 0;
+      s.work = any(10, 400) * kMs;
+      s.pause = any(100, 20'000) * kMs;
+      there.push_back(id);
+    } else if (!there.empty() && any(0, 3) == 0) {
+      const size_t which = any(0, there.size() - 1);
+      node.remove(there[which]);
+      there.erase(there.begin() + static_cast<std::ptrdiff_t>(which));
+    } else if (!there.empty()) {
+      MemorySession& s = node.sessions.at(there[any(0, there.size() - 1)]);
+      if (s.has_memory() && any(0, 1)) {
+        const uint64_t less = any(0, s.taken / kGib) * kGib;
+        s.taken -= less;  // freed
+      } else if (s.asked == 0 && s.taken < s.promised) {
+        s.asked = any(1, (s.promised - s.taken) / kGib + 1) * kGib;
+        s.asked = std::min(s.asked, s.promised - s.taken);
+      }
+    }
+    node.run(static_cast<Nanoseconds>(any(1, 3000)) * kMs);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomSessions, testing::Range(1u, 9u));
+
+}  // namespace
+}  // namespace sluice::test

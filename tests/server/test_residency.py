@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's part of oversubscription: what the arbiter orders is done or refused with a reason.
+
+Honest workers are real in tests/withstand/test_oversubscription.py; here a FakeWorker answers each
+order with what a test gave it, and the arbiter is the list of what it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sluice.config.server import ServerConfig
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import GrantedVgpu
+from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.sessions.memory_figures import MemoryFigures
+from sluice.server.sessions.records import Session
+from sluice.server.sessions.residency import Residency
+from sluice.server.sessions.suspending import Suspensions
+from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.workers.packets import Message
+
+VGPU_MIB, SWAP_MIB = 100, 64
+
+
+class FakeWorker:
+    """Answers orders with what is next, and remembers them."""
+
+    def __init__(self, *answers: dict[str, str]) -> None:
+        self.answers = deque(answers)
+        self.told: list[Message] = []
+        self.on_suspension: Callable[[Message], None] = lambda _: None
+
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        self.told.append(message)
+        if message.verb != "memory" and self.answers:
+            answer = Message("suspension", self.answers.popleft())
+            asyncio.get_running_loop().call_soon(self.on_suspension, answer)
+
+    @property
+    def verbs(self) -> list[str]:
+        return [message.verb for message in self.told]
+
+
+class FakePages:
+    """A TurnPages whose arbiter remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Message] = []
+        self.arbiter = SimpleNamespace(tell=self.told.append, is_connected=True)
+        self.joined: list[str] = []
+        self.known: list[Session] = []
+        self.on_move: Callable[[Message], None] = lambda _: None
+        self.memory_of: Callable[[Session], dict[str, str]] = lambda _: {}
+
+    def join_again(self, grant_id: str) -> None:
+        self.joined.append(grant_id)
+
+    def join_all(self) -> None:
+        self.joined.append("all")
+
+    def sessions(self) -> list[Session]:
+        return self.known
+
+
+class Bench:
+    """One session, and everybody who is told of it."""
+
+    def __init__(self, worker: FakeWorker, *, swap_mib: int = SWAP_MIB, **status: str) -> None:
+        self.reports: list[rpc.GrantSuspension] = []
+        self.swap = SwapMemory(swap_mib)
+        self.session = _session(worker)
+        self.suspensions = Suspensions(
+            lambda grant_id: [self.session] if grant_id == "g" else [],
+            lambda report: self.reports.append(report.grant_suspension),
+            self.swap,
+            drain_seconds=0.1,
+        )
+        self.pages = FakePages()
+        gpu = LocalGpu("GPU-0", "Model", 128, True, 5, 3)
+        self.residency = Residency(
+            self.suspensions,
+            cast(Any, self.pages),
+            lambda: [gpu],
+            2.5,
+            cast(Any, SimpleNamespace(is_connected=True, report=lambda _: None)),
+        )
+        said = Message("status", status) if status else None
+        self.suspensions.follow(self.session, said)
+
+    async def move(self, *, out: bool, mib: int = 0) -> Message:
+        """What the arbiter is answered."""
+        fields = {"tenant": "g", "out": str(int(out)), "gpus": "1"}
+        order = {"gpu.0.uuid": "GPU-0", "gpu.0.mib": str(mib)}
+        self.pages.told.clear()
+        self.pages.on_move(Message("move", {**fields, **order}))
+        while not self.pages.told:
+            await asyncio.sleep(0)
+        [answer] = self.pages.told
+        return answer
+
+
+def _session(worker: FakeWorker, grant_id: str = "g") -> Session:
+    fields: dict[str, Any] = {
+        "id": "s",
+        "grant_id": grant_id,
+        "priority": 3,
+        "worker": worker,
+        "opening": False,
+        "places": (0,),
+        "vgpus": (GrantedVgpu("GPU-0", VGPU_MIB, 10),),
+        "log": SimpleNamespace(write=lambda *_: None),
+    }
+    return cast(Session, SimpleNamespace(**fields))
+
+
+def says(state: str, *, out: int = 0, planned: int = 0, movable: int = 50) -> dict[str, str]:
+    return {
+        "suspension": state,
+        "movable_mib": str(movable),
+        "planned_mib": str(planned),
+        "moved_by": "arbiter" if out else "",
+        "vgpu.0.staying_mib": "7",
+        "vgpu.0.movable_mib": str(movable),
+        "vgpu.0.out_mib": str(out),
+    }
+
+
+RUNNING = {"suspension": "running"}
+
+
+async def test_a_part_goes_and_all_of_it_comes_back() -> None:
+    worker = FakeWorker(says("stopped"), says("stopped", planned=22), says("out", out=22), RUNNING)
+    bench = Bench(worker)
+    answer = await bench.move(out=True, mib=20)
+    assert answer.verb == "memory_moved"
+    assert (answer.get("message"), answer.get("gpu.0.out_mib")) == ("", "22")
+    assert worker.verbs == ["suspend", "plan", "memory", "move_out"]
+    [plan] = [message for message in worker.told if message.verb == "plan"]
+    assert plan.get("vgpu.0.out_mib") == "20"
+    assert bench.swap.used_mib == 22
+    assert bench.suspensions.messages() == [], "to the pool it runs"
+    answer = await bench.move(out=False)
+    assert (answer.get("message"), answer.get("gpu.0.out_mib")) == ("", "0")
+    assert bench.swap.used_mib == 0
+
+
+async def test_more_of_what_is_out_goes_without_another_stop() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=20), says("out", out=20)),
+        *(says("out", out=20, planned=15), says("out", out=35)),
+    )
+    bench = Bench(worker)
+    await bench.move(out=True, mib=20)
+    answer = await bench.move(out=True, mib=35)
+    assert answer.get("gpu.0.out_mib") == "35"
+    assert worker.verbs[4:] == ["plan", "memory", "move_out"]
+    assert bench.swap.used_mib == 35
+
+
+async def test_what_cannot_stop_or_has_no_host_memory_goes_on_and_the_arbiter_hears_why() -> None:
+    bench = Bench(FakeWorker({"suspension": "running", "message": "an endless kernel"}))
+    answer = await bench.move(out=True, mib=20)
+    assert "an endless kernel" in answer.get("message")
+    worker = FakeWorker(says("stopped"), says("stopped", planned=20), RUNNING)
+    bench = Bench(worker, swap_mib=10)
+    answer = await bench.move(out=True, mib=20)
+    assert "swap_mib" in answer.get("message")
+    assert worker.verbs[-1] == "wake"
+    assert bench.swap.used_mib == 0
+    assert answer.get("gpu.0.out_mib") == "0"
+
+
+async def test_one_of_which_nothing_moves_is_woken() -> None:
+    worker = FakeWorker(
+        says("stopped", movable=0), says("stopped", movable=0), says("out", movable=0), RUNNING
+    )
+    bench = Bench(worker)
+    answer = await bench.move(out=True, mib=20)
+    assert "nothing of grant g can be moved" in answer.get("message")
+    assert worker.verbs[-1] == "wake"
+
+
+async def test_one_that_is_out_is_suspended_without_coming_in_and_resumed_into_its_turn() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=20), says("out", out=20)),
+        *(says("out", out=20, planned=30), {**says("out", out=50), "moved_by": "controller"}),
+        *(says("out", out=50), says("out", out=50)),
+    )
+    bench = Bench(worker)
+    bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
+    await bench.move(out=True, mib=20)
+    await bench.suspensions.suspend("g")
+    assert bench.suspensions.is_out("g")
+    assert bench.pages.joined == ["g"]
+    assert bench.residency.claim(bench.session)["away"] == "1"
+    assert (await bench.move(out=True, mib=60)).get("message") == "", "it has left already"
+    await bench.suspensions.resume("g")
+    assert not bench.suspensions.is_out("g"), "to the pool it runs"
+    claim = bench.residency.claim(bench.session)
+    assert (claim["away"], claim["vgpu.0.out_mib"]) == ("0", "50")
+    assert "wake" not in worker.verbs, "the arbiter says when"
+
+
+async def test_where_all_that_runs_fits_with_it_a_resumed_one_comes_back_at_once() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=50)),
+        *({**says("out", out=50), "moved_by": "controller"}, RUNNING),
+    )
+    bench = Bench(worker)
+    bench.pages.known = [bench.session]
+    await bench.suspensions.suspend("g")
+    bench.pages.joined.clear()
+    await bench.suspensions.resume("g")
+    assert worker.verbs[-1] == "wake"
+    assert bench.pages.joined == ["g"], "the arbiter hears that it is back"
+    assert bench.residency.claim(bench.session)["away"] == "0"
+
+
+async def test_a_later_server_knows_whose_order_it_was() -> None:
+    mine = Bench(FakeWorker(), **says("out", out=20))
+    assert mine.suspensions.messages() == []
+    assert mine.swap.used_mib == 20
+    pools = Bench(FakeWorker(), **{**says("out", out=20), "moved_by": "controller"})
+    assert [each.state for each in pools.suspensions.messages()] == ["suspended"]
+
+
+async def test_what_an_earlier_server_had_begun_is_told_when_it_is_done() -> None:
+    worker = FakeWorker()
+    bench = Bench(worker, **{**says("moving-out", planned=20), "moved_by": "arbiter"})
+    worker.on_suspension(Message("suspension", says("out", out=20)))
+    assert bench.pages.joined == ["g"]
+    assert bench.reports == []
+
+
+async def test_what_the_arbiter_is_told_of_gpus_and_sessions() -> None:
+    bench = Bench(FakeWorker())
+    bench.residency.tell_everything()
+    assert [(m.verb, m.fields) for m in bench.pages.told] == [
+        ("idle", {"idle_ms": "2500"}),
+        ("memory", {"gpu": "GPU-0", "memory_mib": "125"}),
+    ]
+    assert bench.pages.memory_of(bench.session) == {
+        "priority": "3",
+        "away": "0",
+        "vgpus": "1",
+        "vgpu.0.gpu": "GPU-0",
+        "vgpu.0.memory_mib": "100",
+        "vgpu.0.fixed_mib": "5",
+        "vgpu.0.out_mib": "0",
+    }
+
+
+def test_sums_outlive_the_arbiter_and_each_change_is_told_once() -> None:
+    figures = MemoryFigures()
+
+    def said(moves: int, waited: int) -> Message:
+        of = {"id": "g", "resident_mib": "5", "out_mib": "3", "moves": str(moves)}
+        more = {"memory_waited_us": str(waited), "memory_why": "room"}
+        fields = {f"tenant.0.{name}": text for name, text in {**of, **more}.items()}
+        return Message("figures", {"tenants": "1", **fields})
+
+    figures.hear(said(4, 10))
+    [report] = figures.changed()
+    assert (report.resident_mib, report.swapped_mib, report.moves, report.why) == (5, 3, 4, "room")
+    assert figures.changed() == []
+    figures.hear(said(1, 2))  # another arbiter
+    assert (figures.moves, figures.waited_us) == (5, 12)
+    assert len(figures.changed()) == 1
+    figures.tell_again()
+    assert len(figures.changed()) == 1
+
+
+@pytest.mark.parametrize(
+    ("suspend", "throttle", "named"),
+    [
+        ({"memory_oversubscription": 2.0}, {}, "swap_mib"),
+        (
+            {"memory_oversubscription": 2.0, "swap_mib": 10},
+            {"enable_computation_throttle": False},
+            "enable_computation_throttle",
+        ),
+        ({"memory_oversubscription": 0.5, "swap_mib": 10}, {}, "memory_oversubscription"),
+    ],
+)
+def test_a_factor_that_cannot_be_kept_is_refused_with_the_field(
+    suspend: dict[str, Any], throttle: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        ServerConfig.model_validate({"suspend": suspend, "throttle": throttle})
