@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import signal
@@ -27,6 +28,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +39,9 @@ LOGS = CHECKOUT / "build" / "ci"
 RUNNING: set[subprocess.Popen[bytes]] = set()
 RERUN = "--reruns 1 --max-suite-reruns 12 --rerun-show-tracebacks -raR"
 """pytest's, by the Makefile's PYTEST_FLAGS."""
+RERUN_NATIVE = "--repeat until-pass:2"
+"""ctest's, by its CTEST_FLAGS."""
+NATIVE_FAILED = re.compile(r"Test +#\d+: (\S+) .*\*\*\*")
 DUMP_SECONDS = 10.0  # for what SIGABRT makes a part say
 
 
@@ -275,13 +280,15 @@ def table(outcomes: list[Outcome], seconds: float, total_minutes: float) -> str:
 
 def unsteady(logs: Path, outcomes: list[Outcome]) -> list[str]:
     """The tests that failed and then passed, by what pytest says of them."""
-    found = []
+    tests = []
     for outcome in (each for each in outcomes if each.code is not None):
         lines = (logs / f"{outcome.part.name}.log").read_text(errors="replace").splitlines()
         said = {how: named(lines, how) for how in ("RERUN", "FAILED", "ERROR")}
         again = [test for test in said["RERUN"] if test not in said["FAILED"] + said["ERROR"]]
-        found += [f"{outcome.part.name}: {test}" for test in again]
-    return found
+        native = Counter(found[1] for line in lines if (found := NATIVE_FAILED.search(line)))
+        again += [test for test, times in native.items() if times == 1]
+        tests += [f"{outcome.part.name}: {test}" for test in again]
+    return tests
 
 
 def named(lines: list[str], how: str) -> list[str]:
@@ -329,4 +336,5 @@ def main(words: list[str]) -> int:
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.setdefault("PYTEST_FLAGS", RERUN)
+    os.environ.setdefault("CTEST_FLAGS", RERUN_NATIVE)
     sys.exit(main(sys.argv[1:]))

@@ -191,3 +191,17 @@ def test_what_passes_the_second_time_is_named(ci: ModuleType, tmp_path: Path) ->
     assert "1 failed, 1 passed, 1 error, 3 rerun" in said
     assert "a - b" in said, "why it failed the first time"
     assert ci.unsteady(tmp_path, [outcome]) == ["some: tests/test_it.py::test_unsteady"]
+
+
+def test_a_native_test_that_passes_the_second_time_is_named(ci: ModuleType, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    (tmp_path / "CTestTestfile.cmake").write_text(
+        f'add_test(Unsteady.One "sh" "-c" "test -e {flag} || {{ touch {flag}; exit 1; }}")\n'
+        'add_test(Fails.One "false")\nadd_test(Passes.One "true")\n'
+    )
+    ctest = ("ctest", "--test-dir", str(tmp_path), *ci.RERUN_NATIVE.split(), "--output-on-failure")
+    part = ci.Part("native", ctest, 1, "native")
+    outcome = ci.Outcome(part)
+    ci.run_part(part, outcome, tmp_path, ci.Limits(60, math.inf), shown=False)
+    assert outcome.code != 0
+    assert ci.unsteady(tmp_path, [outcome]) == ["native: Unsteady.One"]
