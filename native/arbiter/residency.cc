@@ -41,11 +41,12 @@ uint64_t Residency::held(const Tenant& t, uint32_t gpu) {
   return at(t.claim.fixed, gpu) + there;
 }
 
-uint64_t Residency::movable(const Tenant& t, uint32_t gpu) {
+uint64_t Residency::movable(const Tenant& t, uint32_t gpu, bool ever) {
   const auto found = t.uses.find(gpu);
   if (found == t.uses.end()) return 0;
   const uint64_t stays = std::max(found->second.staying, at(t.stuck, gpu));
-  return less(found->second.taken, stays + at(t.out, gpu));
+  const uint64_t out = ever && t.state == State::kComingIn ? 0 : at(t.out, gpu);
+  return less(found->second.taken, stays + out);
 }
 
 bool Residency::Tenant::lacks() const {
@@ -212,7 +213,7 @@ std::map<uint32_t, ByGpu<uint64_t>> Residency::victims(uint32_t id, const ByGpu<
   std::map<uint32_t, ByGpu<uint64_t>> chosen;
   for (auto [gpu, missing] : lacks) {
     for (const auto& [each, t] : able) {
-      const uint64_t given = std::min(movable(*t, gpu), missing);
+      const uint64_t given = std::min(movable(*t, gpu, ever), missing);
       if (given == 0) continue;
       chosen[each][gpu] = at(t->out, gpu) + given;
       missing -= given;
@@ -251,7 +252,8 @@ void Residency::stay(uint32_t id, Nanoseconds now) {
                             [&](const auto& use) { return t.uses.contains(use.first); }))
       least = std::min(least, other.claim.percent);
   const Nanoseconds took = now - std::exchange(t.moving_for, 0);
-  t.stays_until = now + settings_.stay * took * t.claim.percent / std::max(least, 1u);
+  const Nanoseconds stays = settings_.stay * took * t.claim.percent / std::max(least, 1u);
+  t.stays_until = now + std::min(stays, settings_.longest_stay);
 }
 
 void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves, Nanoseconds now) {
@@ -261,8 +263,11 @@ void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves
   };
   if (now < t.not_before && t.is_out()) return;  // it says why
   t.figures.why = now < refused_until_ ? refusal_ : kLater;
-  if (std::ranges::any_of(t.uses, [&](const auto& use) { return closed->contains(use.first); }))
+  // While nobody moves for it, it only waits: that does not make its stay longer.
+  if (std::ranges::any_of(t.uses, [&](const auto& use) { return closed->contains(use.first); })) {
+    t.moving_for = 0;
     return;
+  }
   if (shortage(t, false).empty()) {
     if (t.moving_for == 0) t.moving_for = now;
     if (t.is_out()) {
@@ -279,6 +284,7 @@ void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves
   if (!lacks.empty()) {
     const auto going = victims(id, lacks, now, false);
     if (going.empty()) {
+      t.moving_for = 0;
       if (victims(id, lacks, now, true).empty())
         t.figures.why = kNever;  // nobody has to wait for it
       else

@@ -25,7 +25,8 @@ struct ResidencySettings {
   Nanoseconds again = 5'000'000'000;      // who could not be moved is left alone for so long
   Nanoseconds look = 50'000'000;          // while somebody waits
   Nanoseconds look_idle = 1'000'000'000;  // while nobody does: who works, and who does not
-  Nanoseconds stay = 9;                   // times what it took to bring somebody in
+  Nanoseconds stay = 9;                   // times what it took to bring somebody in, and at most:
+  Nanoseconds longest_stay = 60'000'000'000;
 };
 
 // One tenant's memory on one GPU.
@@ -117,7 +118,8 @@ class Residency {
   static uint64_t at(const ByGpu<uint64_t>& of, uint32_t gpu);
   static uint64_t wanted(const Tenant& t, uint32_t gpu);
   static uint64_t held(const Tenant& t, uint32_t gpu);
-  static uint64_t movable(const Tenant& t, uint32_t gpu);
+  // Of what is there; `ever`: also of what comes in.
+  static uint64_t movable(const Tenant& t, uint32_t gpu, bool ever);
   static void count(Tenant& t, Nanoseconds now);
   bool idle(const Tenant& t, Nanoseconds now) const;
   bool may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bool ever) const;
