@@ -12,6 +12,7 @@ from ends import GONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.gpus.oversubscription import MOST_MOVED
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import Gpu, GpuKey, Grant, Node, OwnerKind, Sharing
 from sluice.controller.rpc.messages import factor_of
@@ -124,6 +125,15 @@ def test_sessions_that_run_at_once_are_counted_whole() -> None:
     one = {"sharing": Sharing.CONCURRENT, "compute_percent": 20, "project": "vision"}
     assert fits(bench, memory_mib=4000, **one)
     assert not fits(bench, memory_mib=4000, **one)
+
+
+def test_a_grant_of_more_vgpus_than_the_arbiter_is_told_of_is_counted_whole() -> None:
+    bench = make_bench(gpus=MOST_MOVED + 1)
+    wide = {"count": MOST_MOVED + 1, "memory_mib": 4000, "compute_percent": 1}
+    assert fits(bench, **wide)
+    assert not fits(bench, **wide), "both would have to be there at once"
+    narrow = make_bench(gpus=MOST_MOVED)
+    assert all(fits(narrow, **{**wide, "count": MOST_MOVED}) for _ in range(2))
 
 
 @pytest.mark.parametrize("seed", range(10))

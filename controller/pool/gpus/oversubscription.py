@@ -34,6 +34,9 @@ class Promise:
 
 
 ONCE = Promise()
+#: The vGPUs of which a session's page can tell the arbiter (kMemoryPlaces): of a grant with more
+#: nothing is moved.
+MOST_MOVED = 16
 
 
 def promise_of(node: Node, pool_factor: float, gpus: int) -> Promise:
@@ -44,9 +47,19 @@ def promise_of(node: Node, pool_factor: float, gpus: int) -> Promise:
 
 def stays(grant: Grant, vgpu: Vgpu) -> bool:
     """Whether a vGPU's memory can never be moved for others. Nothing that changes decides it."""
-    return bool(grant.reservation) or grant.spans_nodes or vgpu.sharing is Sharing.CONCURRENT
+    return (
+        bool(grant.reservation)
+        or grant.spans_nodes
+        or vgpu.sharing is Sharing.CONCURRENT
+        or len(grant.vgpus) > MOST_MOVED
+    )
 
 
 def would_stay(request: GrantRequest, sharing: Sharing) -> bool:
     """The same of what is asked for."""
-    return bool(request.reservation) or request.may_span or sharing is Sharing.CONCURRENT
+    return (
+        bool(request.reservation)
+        or request.may_span
+        or sharing is Sharing.CONCURRENT
+        or request.count > MOST_MOVED
+    )
