@@ -17,40 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control_plane import ControlPlane
+from gpuless_host import gpuless_host
 
 from sluice.config.native_files import find_native
-from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import UserSockets
-from sluice.resources.ends import End
-from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import ControllerLink
-from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.sessions.lifecycle import SessionLifecycle
-from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.session_start import ResumeTerms
-from sluice.server.workers.warm import WarmWorkers
 from tests.compatibility.recording.stand_ins import vsock_preload
 
 COMPATIBILITY = Path(__file__).resolve().parents[1] / "compatibility"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
 REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, channel="vsock")
-
-
-class NoGpus:
-    """The side of a server that has guests and no GPU, as the controller sees it."""
-
-    def inventory(self) -> rpc.Inventory:
-        """A node with nothing to give."""
-        return rpc.Inventory(node="node-b", data_address="127.0.0.1", data_port=1, vgpu_count=4)
-
-    def report_holdings(self) -> None:
-        """No VM here has a whole GPU."""
-
-    def end_grant(self, grant_id: str, why: End) -> None:
-        """Nothing of one is here."""
 
 
 @dataclass
@@ -104,24 +84,15 @@ async def vsock_relay_host(
     plane: ControlPlane, folder: Path, terms: ResumeTerms
 ) -> AsyncIterator[VsockGuest]:
     """`folder`: a short one, for sockets; `terms`: how long sessions outlive connections here."""
-    run, log = folder / "run", folder / "log"
-    starter = WorkerStarter(ServerConfig(), WorkerFiles(run))
-    workers = WarmWorkers(starter, Driver("", software=False), log, per_gpu=0, start_seconds=10)
-    link = ControllerLink([f"127.0.0.1:{plane.grpc_port}"], NoGpus(), 5)  # type: ignore[arg-type]
-    lifecycle = SessionLifecycle("node-b", link, workers, starter, log)
-    lifecycle.relay_by(run, None)
     device = str(COMPATIBILITY / "vsock_device.py")
-    guests = VsockGuests(lifecycle, run, log, device, add_bell=lambda *_: None, terms=terms)
-    linked = asyncio.create_task(link.run())
-    try:
-        async with asyncio.timeout(20):
-            while not link.is_connected:
-                await asyncio.sleep(0.01)
-        await guests.add(OWNER, VsockPlace(), REQUEST)
-        sockets = UserSockets.of(run, OWNER.uuid)
-        yield VsockGuest(plane, guests, lifecycle, sockets.device, vsock_preload(folder))
-        await guests.remove(OWNER.uuid, "the test is over")
-    finally:
-        linked.cancel()
-        await link.close()
-        await guests.close()
+    async with gpuless_host(plane, folder) as host:
+        guests = VsockGuests(
+            host.lifecycle, host.run, host.log, device, add_bell=lambda *_: None, terms=terms
+        )
+        try:
+            await guests.add(OWNER, VsockPlace(), REQUEST)
+            sockets = UserSockets.of(host.run, OWNER.uuid)
+            yield VsockGuest(plane, guests, host.lifecycle, sockets.device, vsock_preload(folder))
+            await guests.remove(OWNER.uuid, "the test is over")
+        finally:
+            await guests.close()

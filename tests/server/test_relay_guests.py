@@ -18,21 +18,15 @@ from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane
+from gpuless_host import gpuless_host
 from network_program import built
 
 from sluice.config.native_files import find_native
-from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import DomainRequest
-from sluice.resources.ends import End
-from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import ControllerLink
-from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.sessions.lifecycle import SessionLifecycle
-from sluice.server.workers.process import WorkerFiles, WorkerStarter
-from sluice.server.workers.warm import WarmWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
@@ -50,20 +44,6 @@ pytestmark = [
     ),
     pytest.mark.control_plane(shared=True),
 ]
-
-
-class NoGpus:
-    """The side of a server that has guests and no GPU, as the controller sees it."""
-
-    def inventory(self) -> rpc.Inventory:
-        """A node with nothing to give."""
-        return rpc.Inventory(node="node-b", data_address="127.0.0.1", data_port=1, vgpu_count=4)
-
-    def report_holdings(self) -> None:
-        """No VM here has a whole GPU."""
-
-    def end_grant(self, grant_id: str, why: End) -> None:
-        """Nothing of one is here."""
 
 
 @dataclass
@@ -111,35 +91,28 @@ class Guest:
 
 @pytest.fixture
 async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
-    starter = WorkerStarter(ServerConfig(), WorkerFiles(tmp_path / "run"))
-    log = tmp_path / "log"
-    workers = WarmWorkers(starter, Driver("", software=False), log, per_gpu=0, start_seconds=10)
-    link = ControllerLink([f"127.0.0.1:{plane.grpc_port}"], NoGpus(), 5)  # type: ignore[arg-type]
-    lifecycle = SessionLifecycle("node-b", link, workers, starter, log)
-    lifecycle.relay_by(tmp_path / "run", None)
-    regions = Regions(lifecycle, silent_seconds=300)
-    doorbell = Doorbell(
-        starter, tmp_path / "run", log, regions.doorbell_said, regions.doorbell_connected
-    )
-    regions.use_doorbell(doorbell)
-    running_parts = [asyncio.create_task(doorbell.run()), asyncio.create_task(link.run())]
-    async with asyncio.timeout(20):
-        while not (doorbell.is_connected and link.is_connected):
-            await asyncio.sleep(0.01)
-    path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
-    with path.open("wb") as file:
-        file.truncate(REQUEST.region_bytes)
-    try:
-        await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
-        yield Guest(path, regions, lifecycle, doorbell)
-        await regions.remove_region(OWNER.uuid, "the test is over")
-    finally:
-        for part in running_parts:
-            part.cancel()
-        await link.close()
-        doorbell.close()
-        os.kill(doorbell.pid, signal.SIGKILL)
-        path.unlink()
+    async with gpuless_host(plane, tmp_path) as host:
+        regions = Regions(host.lifecycle, silent_seconds=300)
+        doorbell = Doorbell(
+            host.starter, host.run, host.log, regions.doorbell_said, regions.doorbell_connected
+        )
+        regions.use_doorbell(doorbell)
+        watching = asyncio.create_task(doorbell.run())
+        async with asyncio.timeout(20):
+            while not doorbell.is_connected:
+                await asyncio.sleep(0.01)
+        path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
+        with path.open("wb") as file:
+            file.truncate(REQUEST.region_bytes)
+        try:
+            await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
+            yield Guest(path, regions, host.lifecycle, doorbell)
+            await regions.remove_region(OWNER.uuid, "the test is over")
+        finally:
+            watching.cancel()
+            doorbell.close()
+            os.kill(doorbell.pid, signal.SIGKILL)
+            path.unlink()
 
 
 @pytest.mark.parametrize(
