@@ -18,7 +18,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from sluice.protocol.cuda_status import CudaStatus
@@ -41,10 +41,20 @@ MOST_EPOCH = 0xFFFF0000 - 1
 
 @dataclass(slots=True)
 class _Comings:
-    """Of one session: its clients' connections one after another, and who waits for the next."""
+    """Of one session: its client's newest connection, and who waits for the next.
 
-    one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    `newest` is a descriptor of ours and its epoch; `taking` has one after another carried on.
+    """
+
+    newest: tuple[int, int] | None = None
+    taking: asyncio.Task[None] | None = None
     waiting: asyncio.Task[None] | None = None
+
+    def replace(self, newest: tuple[int, int] | None) -> None:
+        """Closes what nobody has taken."""
+        if self.newest:
+            os.close(self.newest[0])
+        self.newest = newest
 
 
 class RelayedStreams:
@@ -71,27 +81,41 @@ class RelayedStreams:
         relay.on_exit = partial(self._exited, session, way)
 
     def resume(self, session: Session, descriptor: int, epoch: int) -> None:
-        """Its client has another connection and has proved it; a copy of the descriptor is kept."""
-        if isinstance(session.way, StreamWay) and session.id in self._comings:
-            again = self._resume(session, session.way, os.dup(descriptor), epoch)
-            self._in_background(again)
+        """Its client has another connection and has proved it; a copy of the descriptor is kept.
+
+        Of several that come meanwhile the newest counts.
+        """
+        comings = self._comings.get(session.id)
+        if comings is None or not isinstance(session.way, StreamWay):
+            return
+        comings.replace((os.dup(descriptor), epoch))
+        if comings.taking is None:
+            comings.taking = self._in_background(self._take(session, session.way, comings))
 
     def forget(self, session: Session) -> None:
         """It has ended."""
-        comings = self._comings.pop(session.id, None)
-        if comings and comings.waiting:
-            comings.waiting.cancel()
+        if comings := self._comings.pop(session.id, None):
+            comings.replace(None)
+            if comings.waiting:
+                comings.waiting.cancel()
 
-    async def _resume(self, session: Session, way: StreamWay, descriptor: int, epoch: int) -> None:
+    async def _take(self, session: Session, way: StreamWay, comings: _Comings) -> None:
         try:
-            async with self._comings[session.id].one_by_one:
+            while comings.newest and session.why is None:
                 await asyncio.sleep(way.pace.wait_seconds(time.monotonic()))
-                if epoch > MOST_EPOCH:
-                    raise WorkerError(f"epoch {epoch} is more than {MOST_EPOCH}")
-                if session.id in self._comings and session.why is None:
-                    await self._carry_on(session, way, descriptor, epoch)
-        except KeyError:
-            return  # it ended before
+                if comings.newest and session.why is None:
+                    await self._take_newest(session, way, comings)
+        finally:
+            comings.taking = None
+            comings.replace(None)
+
+    async def _take_newest(self, session: Session, way: StreamWay, comings: _Comings) -> None:
+        assert comings.newest
+        (descriptor, epoch), comings.newest = comings.newest, None
+        try:
+            if epoch > MOST_EPOCH:
+                raise WorkerError(f"epoch {epoch} is more than {MOST_EPOCH}")
+            await self._carry_on(session, way, descriptor, epoch)
         except (WorkerError, OSError) as error:
             session.log.write(f"does not go on yet: {error}", logging.WARNING)
         finally:

@@ -67,6 +67,11 @@ async def guest(
         yield made
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 async def held(guest: VsockGuest) -> tuple[Holder, Session]:
     """A program that has worked, and its session here."""
     holder = await asyncio.to_thread(Holder, guest.environment())
@@ -196,16 +201,17 @@ async def test_what_a_guest_says_on_its_connection_costs_its_own_session(
 async def test_connections_without_end_are_one_after_another_and_leave_nothing(
     guest: VsockGuest,
 ) -> None:
-    """A guest that proves its session again and again gets a relay each, and keeps none."""
+    """A guest that proves its session again and again gets one relay at a time, and keeps none."""
     hostile = HostileGuest(guest.device)
     writers = [await hostile.open()]
     [session] = guest.lifecycle.served
-    for epoch in (1, 2, 3, 4, 2**32 - 1, 5):
+    before = descriptors()
+    for epoch in (*range(1, 100), 2**32 - 1, 2**32 - 2):
         writers.append(await hostile.prove(epoch))
-    async with asyncio.timeout(30):
-        while not isinstance(session.way, StreamWay) or session.way.relays < 5:
-            await asyncio.sleep(0.05)
-    assert session.way.relays == 5, "the number that is too large got none"
+    assert isinstance(session.way, StreamWay)
+    # theirs is one descriptor each, of this test's; ours are the newest's and a relay's or two
+    assert descriptors() - before - len(writers) < 30
+    assert session.way.relays < 100, "who is overtaken gets none, nor does a number too large"
     for writer in writers:
         writer.close()
     await asyncio.wait_for(session.gone.wait(), QUIET_SECONDS)
