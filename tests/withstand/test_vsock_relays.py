@@ -69,7 +69,7 @@ async def guest(
 
 def descriptors() -> int:
     """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def held(guest: VsockGuest) -> tuple[Holder, Session]:
