@@ -205,3 +205,17 @@ def test_a_native_test_that_passes_the_second_time_is_named(ci: ModuleType, tmp_
     ci.run_part(part, outcome, tmp_path, ci.Limits(60, math.inf), shown=False)
     assert outcome.code != 0
     assert ci.unsteady(tmp_path, [outcome]) == ["native: Unsteady.One"]
+
+
+def test_a_native_test_that_is_skipped_is_not_unsteady(ci: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "CTestTestfile.cmake").write_text(
+        'add_test(Skips.One "sh" "-c" "exit 77")\n'
+        "set_tests_properties(Skips.One PROPERTIES SKIP_RETURN_CODE 77)\n"
+    )
+    ctest = ("ctest", "--test-dir", str(tmp_path), *ci.RERUN_NATIVE.split())
+    part = ci.Part("native", ctest, 1, "native")
+    outcome = ci.Outcome(part)
+    ci.run_part(part, outcome, tmp_path, ci.Limits(60, math.inf), shown=False)
+    assert "***Skipped" in (tmp_path / "native.log").read_text()
+    assert outcome.code == 0
+    assert ci.unsteady(tmp_path, [outcome]) == []

@@ -28,6 +28,7 @@ from sluice.server import metrics
 from sluice.server.gpus import figures as gpu_figures
 from sluice.server.rdma import figures as rdma_figures
 from sluice.server.sessions import figures as session_figures
+from sluice.server.sessions import memory_figures
 from sluice.server.sessions.figures import SessionFigures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,12 @@ def expressions() -> list[str]:
 def registries() -> Iterator[CollectorRegistry]:
     yield registry_of(GrantService(PoolBench().pool, object()))  # type: ignore[arg-type]
     of_server = CollectorRegistry()
-    for families in (metrics.FAMILIES, gpu_figures.FAMILIES, rdma_figures.FAMILIES):
+    for families in (
+        metrics.FAMILIES,
+        gpu_figures.FAMILIES,
+        rdma_figures.FAMILIES,
+        memory_figures.FAMILIES,
+    ):
         of_server.register(FamilyCollector(families, lambda _: None))
     of_server.register(SessionFigures().registry)
     yield of_server
@@ -114,6 +120,7 @@ def test_labels_in_the_docs_are_those_of_the_code() -> None:
         *gpu_figures.FAMILIES,
         *rdma_figures.FAMILIES,
         *session_figures.FAMILIES,
+        *memory_figures.FAMILIES,
     )
     for family in families:
         assert labels_of(family.name) == set(family.labels), family.name
