@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import OperatorOrTenant, ViewerOrTenant
+from sluice.controller.api.node_problems import told
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
 from sluice.controller.api.session_figures import SessionFigures, session_figures
@@ -158,22 +159,9 @@ def _add_ending(routes: APIRouter, pool: Pool, service: PoolService) -> None:
             )
         who = "the operator" if caller.project is None else f"project {caller.project}"
         why = End(EndCause.OPERATOR, f"ended by {who}")
-        try:
+        away = "runs the session; start its sluice-server, or end the grant"
+        with told(session.node, away, ProblemType.SESSION_NOT_ENDED):
             await service.link_of(session.node).end_session(session_id, why, END_SECONDS)
-        except NotConnected as error:
-            raise Problem(
-                503,
-                ProblemType.NODE_NOT_CONNECTED,
-                f"{error}, and runs the session; start its sluice-server, or end the grant",
-            ) from None
-        except OrderRefused as refused:
-            raise Problem(
-                409, ProblemType.SESSION_NOT_ENDED, f"node {session.node}: {refused}"
-            ) from None
-        except ServerSilent as silent:
-            raise Problem(
-                503, ProblemType.OUTCOME_UNKNOWN, f"node {session.node}: {silent}; look again"
-            ) from None
         return schemas.session_view(session)
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
+from sluice.controller.api.node_problems import told
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import (
     CHANGE_PROBLEMS,
@@ -28,7 +29,6 @@ from sluice.controller.pool.model import Mode
 from sluice.controller.pool.pool import Pool
 from sluice.controller.pool.reservations.machines import Machine
 from sluice.controller.rpc.node_service import PoolService
-from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
 from sluice.resources.vgpu_request import COMPUTE_PERCENT, COUNT, MEMORY_MIB, PRIORITY
 from sluice.rpc import pool_pb2 as rpc
@@ -171,20 +171,7 @@ def _add_changing(routes: APIRouter, pool: Pool, service: PoolService) -> None:
         order = rpc.ChangeRequest(domain_uuid=uuid)
         for name, value in given.items():
             setattr(order, "vgpu_count" if name == "count" else name, value)
-        try:
+        away = "has the VM; start its sluice-server"
+        with told(machine.node, away, ProblemType.NOT_POSSIBLE):
             notes = await service.link_of(machine.node).change_request(order, ANSWER_SECONDS)
-        except NotConnected as error:
-            raise Problem(
-                503,
-                ProblemType.NODE_NOT_CONNECTED,
-                f"{error}, and has the VM; start its sluice-server",
-            ) from None
-        except OrderRefused as refused:
-            raise Problem(
-                409, ProblemType.NOT_POSSIBLE, f"node {machine.node}: {refused}"
-            ) from None
-        except ServerSilent as silent:
-            raise Problem(
-                503, ProblemType.OUTCOME_UNKNOWN, f"node {machine.node}: {silent}; look again"
-            ) from None
         return VmChanged(**vm_view(_machine_of(pool, uuid)).model_dump(), notes=list(notes))

@@ -17,9 +17,11 @@ from pathlib import Path
 from sluice.config.native_files import NativeFileMissing
 from sluice.protocol.control import RELAY_SENT
 from sluice.resources.ends import End, EndCause
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.open_session import FRAME_BYTES
+from sluice.server.sessions.records import RelayedWay, Session, StreamWay
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.session_start import Channel, RelayStart, Resuming
 from sluice.server.workers.worker import Worker, WorkerError
 
 log = logging.getLogger("sluice.server")
@@ -66,6 +68,35 @@ class RelayProcesses:
         """Has a later server find the session with its present relay."""
         session.worker.record.session = session.to_record()
         self.files.write(session.worker.record)
+
+    async def go_on(
+        self,
+        session: Session,
+        way: RelayedWay | StreamWay,
+        channel: Channel,
+        resuming: Resuming,
+        seconds: float,
+    ) -> None:
+        """Has the session's present relay go on where another stopped; raises WorkerError, OSError.
+
+        `channel` is its client's; it may take so many seconds.
+        """
+        with ExitStack() as opened:
+            start = RelayStart(
+                session_id=session.id,
+                grant_id=session.grant_id,
+                channel_name=session.requester.channel,
+                channel=channel,
+                request=bytes(FRAME_BYTES),
+                node=session.relayed_to,
+                address=way.address,
+                port=way.port,
+                tls=way.tls,
+                ca=self.open_ca(opened) if way.tls else -1,
+                client_pidfd=session.requester.pidfd,
+                resuming=resuming,
+            )
+            await session.worker.start_session(start, seconds)
 
     def open_ca(self, opened: ExitStack) -> int:
         """A descriptor of the CA's file, closed with `opened`, -1: there is none; WorkerError."""

@@ -17,17 +17,15 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.server.sessions.farewell import NotHeardError, is_over
-from sluice.server.sessions.open_session import FRAME_BYTES
 from sluice.server.sessions.records import NOT_STARTED, Session, StreamWay
 from sluice.server.sessions.relay_processes import RelayProcesses
-from sluice.server.workers.session_start import ConnectedSocket, RelayStart, Resuming
+from sluice.server.workers.session_start import ConnectedSocket, Resuming
 from sluice.server.workers.worker import Worker, WorkerError
 
 #: For the connection to the node, its proof, and RDMA before that.
@@ -133,21 +131,9 @@ class RelayedStreams:
         way.relays += 1
         self._processes.write(session)
         try:
-            with ExitStack() as opened:
-                start = RelayStart(
-                    session_id=session.id,
-                    grant_id=session.grant_id,
-                    channel_name=session.requester.channel,
-                    channel=ConnectedSocket(descriptor),
-                    request=bytes(FRAME_BYTES),
-                    node=session.relayed_to,
-                    address=way.address,
-                    port=way.port,
-                    tls=way.tls,
-                    ca=self._processes.open_ca(opened) if way.tls else -1,
-                    resuming=Resuming(way.key, epoch, way.grace_seconds),
-                )
-                await relay.start_session(start, RESUME_SECONDS)
+            resuming = Resuming(way.key, epoch, way.grace_seconds)
+            channel = ConnectedSocket(descriptor)
+            await self._processes.go_on(session, way, channel, resuming, RESUME_SECONDS)
         except (WorkerError, OSError) as error:
             relay.end(NOT_STARTED, grace=0)
             if isinstance(error, WorkerError) and error.status == CudaStatus.SYSTEM_NOT_READY:

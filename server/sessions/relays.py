@@ -29,7 +29,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.client_watch import forget_client, unwatch_client, watch_client
 from sluice.server.sessions.farewell import NotHeardError, say_ended
-from sluice.server.sessions.open_session import FRAME_BYTES, RefusalError, with_key
+from sluice.server.sessions.open_session import RefusalError, with_key
 from sluice.server.sessions.opening import (
     SessionGrant,
     SessionRequest,
@@ -238,24 +238,9 @@ class Relays:
         self._processes.write(session)
         relay.on_exit = lambda worker, _: self._processes.forget(worker)  # start_session() hears it
         self._processes.replace(before)
-        with ExitStack() as opened:
-            start = RelayStart(
-                session_id=session.id,
-                grant_id=session.grant_id,
-                channel_name=session.requester.channel,
-                channel=SharedRegion(
-                    way.region, way.region_bytes, way.slot, way.slots, way.region_id
-                ),
-                request=bytes(FRAME_BYTES),
-                node=session.relayed_to,
-                address=way.address,
-                port=way.port,
-                tls=way.tls,
-                ca=self._processes.open_ca(opened) if way.tls else -1,
-                client_pidfd=session.requester.pidfd,
-                resuming=Resuming(session.resume_key, way.relays * ATTEMPTS, int(seconds) or 1),
-            )
-            await relay.start_session(start, seconds + OPEN_SECONDS)
+        channel = SharedRegion(way.region, way.region_bytes, way.slot, way.slots, way.region_id)
+        resuming = Resuming(session.resume_key, way.relays * ATTEMPTS, int(seconds) or 1)
+        await self._processes.go_on(session, way, channel, resuming, seconds + OPEN_SECONDS)
         if relay.exited:
             raise WorkerError(f"relay {relay.id} ended as soon as it went on")
         relay.on_exit = partial(self._exited, session)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 from control_plane import wait_for
+from http_answers import serving
 
 _TOOLS = Path(__file__).resolve().parents[2] / "build" / "tools"
 PROMETHEUS = shutil.which("prometheus") or shutil.which(str(_TOOLS / "prometheus"))
@@ -106,12 +106,5 @@ def answering() -> Iterator[Answers]:
         def log_message(self, *_: Any) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    answers.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as answers.url:
         yield answers
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from http_answers import serving
 
 
 @dataclass
@@ -56,13 +57,6 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *_: Any) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}/alerts"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as url:
+        receiver.url = f"{url}/alerts"
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)

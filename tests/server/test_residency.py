@@ -8,8 +8,7 @@ order with what a test gave it, and the arbiter is the list of what it is told.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,26 +25,9 @@ from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
+from .ordered_worker import FakeWorker
+
 VGPU_MIB, SWAP_MIB = 100, 64
-
-
-class FakeWorker:
-    """Answers orders with what is next, and remembers them."""
-
-    def __init__(self, *answers: dict[str, str]) -> None:
-        self.answers = deque(answers)
-        self.told: list[Message] = []
-        self.on_suspension: Callable[[Message], None] = lambda _: None
-
-    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        self.told.append(message)
-        if message.verb != "memory" and self.answers:
-            answer = Message("suspension", self.answers.popleft())
-            asyncio.get_running_loop().call_soon(self.on_suspension, answer)
-
-    @property
-    def verbs(self) -> list[str]:
-        return [message.verb for message in self.told]
 
 
 class FakePages:

@@ -8,8 +8,6 @@ FakeWorker, which answers each order with what a test gave it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,22 +21,9 @@ from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
+from .ordered_worker import FakeWorker
+
 VGPU_MIB, SWAP_MIB = 100, 64
-
-
-class FakeWorker:
-    """Answers orders with what is next, and remembers them."""
-
-    def __init__(self, *answers: dict[str, str]) -> None:
-        self.answers = deque(answers)
-        self.told: list[str] = []
-        self.on_suspension: Callable[[Message], None] = lambda _: None
-
-    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        self.told.append(message.verb)
-        if message.verb != "memory" and self.answers:
-            answer = Message("suspension", self.answers.popleft())
-            asyncio.get_running_loop().call_soon(self.on_suspension, answer)
 
 
 class Bench:
@@ -108,7 +93,7 @@ async def test_a_worker_that_wants_more_than_there_is_gets_nothing_and_goes_on()
     bench = Bench(worker).follow()
     with pytest.raises(OrderRefused, match="swap_mib"):
         await bench.suspensions.suspend("g")
-    assert worker.told == ["suspend", "wake"]
+    assert worker.verbs == ["suspend", "wake"]
     assert bench.swap.used_mib == 0
 
 
@@ -118,8 +103,8 @@ async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
     bench = Bench(willing, other).follow()
     with pytest.raises(OrderRefused, match="an endless kernel"):
         await bench.suspensions.suspend("g")
-    assert willing.told == ["suspend", "wake"]
-    assert other.told == ["suspend"]
+    assert willing.verbs == ["suspend", "wake"]
+    assert other.verbs == ["suspend"]
 
 
 async def test_one_of_two_comes_back_and_is_taken_out_again() -> None:
@@ -131,14 +116,14 @@ async def test_one_of_two_comes_back_and_is_taken_out_again() -> None:
         await bench.suspensions.resume("g")
     assert bench.suspensions.is_out("g")
     assert bench.swap.used_mib == 20
-    assert willing.told[-3:] == ["suspend", "memory", "move_out"]
+    assert willing.verbs[-3:] == ["suspend", "memory", "move_out"]
 
 
 async def test_a_session_that_ends_meanwhile_gives_back_what_it_had() -> None:
     worker = FakeWorker(stopped(10))  # and never says that it is out
     bench = Bench(worker).follow()
     task = asyncio.create_task(bench.suspensions.suspend("g"))
-    while "move_out" not in worker.told:
+    while "move_out" not in worker.verbs:
         await asyncio.sleep(0.01)
     assert bench.swap.used_mib == 10
     bench.suspensions.leave(bench.sessions[0])
@@ -150,7 +135,7 @@ async def test_a_session_that_ends_meanwhile_gives_back_what_it_had() -> None:
 async def test_who_was_stopped_by_a_server_that_ended_goes_on() -> None:
     worker = FakeWorker(RUNNING)
     bench = Bench(worker).follow(Message("status", stopped(10)))
-    assert worker.told == ["wake"]
+    assert worker.verbs == ["wake"]
     await asyncio.sleep(0)
     assert bench.suspensions.message("g").state == "running"
 
