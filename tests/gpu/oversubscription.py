@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import random
 import statistics
@@ -39,6 +40,7 @@ from run import Server, find_driver  # noqa: E402
 GIB = 1024
 PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
 BUSY_PART = 0.05
+PROGRAMS_GIB = 24  # of the host, for programs, servers and workers
 STEPS = 20  # of a training between two looks at the clock
 PATIENCE_SECONDS = 600
 PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
@@ -47,6 +49,15 @@ PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
 def card_gib(bench: Bench) -> float:
     """What nobody has of the card."""
     return bench.card.free_mib() / GIB
+
+
+def swap_gib(card: float, sessions: int, gib_each: int) -> int:
+    """Host memory: what is promised beyond the card, the largest again for an exchange, the pool's.
+
+    As placement asks of a node (docs/oversubscription.md, "What is promised"), with 4 GiB for
+    what is moved in whole pieces.
+    """
+    return math.ceil(sessions * gib_each - card) + gib_each + 4
 
 
 def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> Server:
@@ -95,8 +106,9 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
     if importlib.util.find_spec("torch") is None:
         print("pair: not tried, there is no PyTorch")
         return []
-    gib = int(card_gib(bench) * PAIR_PART)
-    node = server(bench, gib, 2 * gib, idle_seconds=10)
+    card = card_gib(bench)
+    gib = int(card * PAIR_PART)
+    node = server(bench, gib, swap_gib(card, 2, gib), idle_seconds=10)
     try:
         environment = {**bench.natively, **node.environments["shm"]}
         libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
@@ -168,8 +180,9 @@ class Notebook(threading.Thread):
 
 def notebooks(bench: Bench, sessions: int, seconds: float) -> list[Measurement]:
     """Raises Failed where memory is wrong."""
-    count = sessions or int(card_gib(bench) * NOTEBOOKS_PART / NOTEBOOK_GIB)
-    node = server(bench, NOTEBOOK_GIB, count * NOTEBOOK_GIB, idle_seconds=1)
+    card = card_gib(bench)
+    count = sessions or int(card * NOTEBOOKS_PART / NOTEBOOK_GIB)
+    node = server(bench, NOTEBOOK_GIB, swap_gib(card, count, NOTEBOOK_GIB), idle_seconds=1)
     try:
         environment = {**bench.natively, **node.environments["shm"]}
         threads = []
@@ -214,9 +227,11 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o755)
         with Bench("oversubscription", folder) as bench:
-            gib = int(card_gib(bench) * NOTEBOOKS_PART)
-            if available_gib() < 2 * gib:
-                print(f"failed: host memory of {2 * gib} GiB is needed, {available_gib()} are free")
+            card = card_gib(bench)
+            gib = swap_gib(card, 2, int(card * PAIR_PART))
+            if available_gib() < gib + PROGRAMS_GIB:
+                wanted = gib + PROGRAMS_GIB
+                print(f"failed: host memory of {wanted} GiB is needed, {available_gib()} are free")
                 return 1
             with huge_pages(gib) as said:
                 print(f"host memory: {said}")
