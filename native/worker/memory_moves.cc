@@ -2,13 +2,41 @@
 #include "worker/memory_moves.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <numeric>
 
+#include "channel/futex.h"
 #include "process/log.h"
 #include "worker/memory.h"
 
 namespace sluice::worker {
+
+namespace {
+
+// What the steps of a move took, for the session's log.
+class Steps {
+ public:
+  void done(const char* step) {
+    const uint64_t now = channel::now_ns();
+    char text[64];
+    std::snprintf(text, sizeof text, "%s%s %.3f s", text_.empty() ? "" : ", ", step,
+                  static_cast<double>(now - began_) / 1e9);
+    text_ += text;
+    began_ = now;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  uint64_t began_ = channel::now_ns();
+  std::string text_;
+};
+
+void log_move(const char* where, uint64_t bytes, const Steps& steps) {
+  process::log_info(std::to_string(bytes >> 20) + " MiB are " + where + ": " + steps.text());
+}
+
+}  // namespace
 
 MemoryMoves::~MemoryMoves() {
   session_.use(0);
@@ -239,8 +267,10 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     bytes += piece->bytes;
   }
   session_.use(0);
+  Steps steps;
   auto area = HostArea::take(session_.driver, host, bytes, error);
   if (!area) return false;
+  steps.done("host memory");
   for (Piece* piece : going) piece->area = area.get();
   if (const CUresult e = copy(going, true); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);
@@ -249,6 +279,7 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     area.reset();
     return false;
   }
+  steps.done("copied");
   areas_.push_back(std::move(area));
   for (Piece* piece : going) {
     piece->planned = false;
@@ -258,16 +289,24 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     *broken = true;
     return false;
   }
+  steps.done("unmapped");
+  log_move("on the host", bytes, steps);
   return true;
 }
 
 bool MemoryMoves::back(std::string* error, bool* broken) {
   *broken = false;
   CUresult e = CUDA_SUCCESS;
+  Steps steps;
+  uint64_t bytes = 0;
   const Pieces coming = chosen(false);
-  for (Piece* piece : coming)
+  for (Piece* piece : coming) {
     if ((e = create(piece)) != CUDA_SUCCESS) break;
+    bytes += piece->bytes;
+  }
+  steps.done("mapped");
   if (e == CUDA_SUCCESS) e = copy(coming, false);
+  steps.done("copied");
   for (const Piece* piece : coming)
     if (e == CUDA_SUCCESS) e = give_access(*piece);
   if (e != CUDA_SUCCESS) {
@@ -278,10 +317,15 @@ bool MemoryMoves::back(std::string* error, bool* broken) {
     return false;
   }
   for (const Piece* piece : coming) know_again(*piece);
+  steps.done("access");
+  pieces_.clear();
+  log_move("on the GPU", bytes, steps);
+  return true;
+}
+
+void MemoryMoves::forget_host() {
   session_.use(0);
   areas_.clear();
-  pieces_.clear();
-  return true;
 }
 
 }  // namespace sluice::worker

@@ -273,7 +273,8 @@ void Suspension::wake() {
       if (broken) return end(error);
       return done(State::kOut, error);
     }
-    executor_.go_on();
+    executor_.go_on();  // nobody waits for the host memory to be given up
+    moves_.forget_host();
     {
       std::lock_guard lock(mutex_);
       by_.clear();

@@ -64,7 +64,9 @@ def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> S
     """Whose every grant promises so much of the card."""
     options = ["--swap-mib", str(swap_gib * GIB), "--ready-mib", str(swap_gib * GIB)]
     options += ["--idle-seconds", str(idle_seconds)]
-    return Server(find_driver(), bench.folder, memory_mib=gib_each * GIB, options=options)
+    folder = Path(tempfile.mkdtemp(prefix="server-", dir=bench.folder))
+    folder.chmod(0o755)
+    return Server(find_driver(), folder, memory_mib=gib_each * GIB, options=options)
 
 
 class Trainer(threading.Thread):
@@ -111,7 +113,7 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
     node = server(bench, gib, swap_gib(card, 2, gib), idle_seconds=10)
     try:
         environment = {**bench.natively, **node.environments["shm"]}
-        libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
+        libraries = sorted((node.folder / "lib").glob("lib*.so.[0-9]*"))
         environment["LD_PRELOAD"] = ":".join(map(str, libraries))
         ballast = gib - 3  # its context, model and caches take the rest
 

@@ -36,7 +36,9 @@ from run import Server, find_driver  # noqa: E402
 
 GIB = 1024
 PATIENCE_SECONDS = 90.0
+READY_SECONDS = 30
 SUSPEND_LIMIT_S, RESUME_LIMIT_S = 1.0, 1.0
+FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 SUSPENDED, RESUMED = " suspended: ", " resumed"
 
 
@@ -44,8 +46,8 @@ class Node:
     """The server, and what its sessions' logs say."""
 
     def __init__(self, bench: Bench, gib: int) -> None:
-        swap = (gib + 4) * GIB
-        options = ["--swap-mib", str(swap), "--ready-mib", str(swap)]
+        ready = (gib + 4) * GIB
+        options = ["--swap-mib", str(2 * ready), "--ready-mib", str(ready)]
         self.server = Server(
             find_driver(), bench.folder, memory_mib=(gib + 4) * GIB, options=options
         )
@@ -87,6 +89,7 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     held = bench.held_mib()
     suspends, resumes, left = [], [], 0
     for _ in range(rounds):
+        wait_until_ready()
         suspends.append(node.suspend())
         left = bench.held_mib()
         resumes.append(node.resume())
@@ -112,6 +115,17 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
         ),
         run_of.record("suspended_mib", left, "MiB", channel=channel),
     ]  # fmt: skip
+
+
+def wait_until_ready() -> None:
+    """Until the server takes no more memory ahead of time, after what a round has used."""
+    before = -1
+    for _ in range(READY_SECONDS):
+        now = int(FREE_HUGE_PAGES.read_text()) if FREE_HUGE_PAGES.exists() else 0
+        if now == before:
+            return
+        before = now
+        time.sleep(1)
 
 
 def wrong(words: int, what: str) -> None:
@@ -152,16 +166,18 @@ def main() -> int:
     if not find_driver() or not Card.count():
         print("skipped: this machine shows no NVIDIA GPU")
         return 0
-    gib = max(1, min(options.gib, available_gib() // 2 - 4))
+    gib = max(1, min(options.gib, available_gib() // 3 - 8))
     kept: list[Measurement] = []
-    with tempfile.TemporaryDirectory(prefix="sluice-suspend-") as name, huge_pages(gib + 5) as said:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-suspend-") as name,
+        huge_pages(2 * gib + 9) as said,
+    ):
         folder = Path(name)
         folder.chmod(0o755)
         print(f"host memory: {said}")
         with Bench("suspension", folder) as bench:
             node = Node(bench, gib)
             try:
-                time.sleep(10)  # its memory is ready
                 parts: list[Callable[[], object]] = [
                     lambda: kept.extend(session(bench, node, "shm", gib, options.rounds)),
                     lambda: kept.extend(session(bench, node, "tcp", gib, options.rounds)),
