@@ -356,6 +356,11 @@ class Suspensions:
         standing = self._of(session)
         if standing.state == OUT and standing.moved_by == by and not standing.planned_mib:
             return
+        with self.swap.moving():
+            await self._move_planned(session, by)
+
+    async def _move_planned(self, session: Session, by: str) -> None:
+        standing = self._of(session)
         try:
             pieces = await self.swap.pieces(standing.planned_mib)
         except NoSwapMemory as none:

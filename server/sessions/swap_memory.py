@@ -12,9 +12,11 @@ handed out is there: pages are taken before anything is moved. As that takes a s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger("sluice.server")
@@ -39,6 +41,7 @@ class SwapMemory:
         self._ready: deque[int] = deque()  # descriptors of pieces
         self._wanted = asyncio.Event()
         self._wanted.set()
+        self._moving = 0  # moves that are under way
 
     @property
     def used_mib(self) -> int:
@@ -87,7 +90,6 @@ class SwapMemory:
         while self._ready and mib >= PIECE_MIB:
             found.append((self._ready.popleft(), PIECE_MIB))
             mib -= PIECE_MIB
-        self._wanted.set()
         try:
             if mib:
                 found.append((await asyncio.to_thread(make_memory, mib), mib))
@@ -97,23 +99,36 @@ class SwapMemory:
             raise
         return found
 
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """While a session's memory goes to the host: what it used is made up for afterwards.
+
+        Taking pages keeps the machine's memory busy, and who moves waits for it.
+        """
+        self._moving += 1
+        try:
+            yield
+        finally:
+            self._moving -= 1
+            self._wanted.set()
+
     async def keep_ready(self) -> None:
         """Takes pieces ahead of time, for ever."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while self._has_place():
+            while not self._moving and self._may_keep():
                 try:
                     piece = await asyncio.to_thread(make_memory, PIECE_MIB)
                 except NoSwapMemory as none:
                     log.warning("[suspend] ready_mib: %s", none)
                     break
-                if self._has_place():
+                if self._may_keep():
                     self._ready.append(piece)
                 else:  # it was taken meanwhile
                     os.close(piece)
 
-    def _has_place(self) -> bool:
+    def _may_keep(self) -> bool:
         more = len(self._ready) + 1
         return more <= self._ready_pieces and self.used_mib + more * PIECE_MIB <= self.limit_mib
 

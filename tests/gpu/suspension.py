@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 90.0
 READY_SECONDS = 30
 SUSPEND_LIMIT_S, RESUME_LIMIT_S = 1.0, 1.0
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-SUSPENDED, RESUMED = " suspended: ", " resumed"
+SUSPENDED, ON_THE_GPU, RESUMED = " suspended: ", " MiB are on the GPU: ", " resumed"
 
 
 class Node:
@@ -55,43 +55,51 @@ class Node:
     def _said(self, word: str) -> int:
         return self.server.log.read_text().count(word)
 
-    def order(self, number: signal.Signals, word: str) -> float:
-        """Seconds until the sessions' logs say that it is done; raises Failed."""
-        before, began = self._said(word), time.perf_counter()
+    def order(self, number: signal.Signals, *words: str) -> float:
+        """Seconds until the sessions' logs say the first word; returns with the last.
+
+        Raises Failed.
+        """
+        before, began = [self._said(word) for word in words], time.perf_counter()
         self.server.process.send_signal(number)
-        while self._said(word) == before:
-            if time.perf_counter() - began > PATIENCE_SECONDS:
-                raise Failed(f"not {word.strip()} in time: {self.server.log.read_text()[-600:]}")
-            time.sleep(0.002)
-        return time.perf_counter() - began
+        took = 0.0
+        for word, count in zip(words, before, strict=True):
+            while self._said(word) == count:
+                if time.perf_counter() - began > PATIENCE_SECONDS:
+                    said = self.server.log.read_text()[-600:]
+                    raise Failed(f"not {word.strip()} in time: {said}")
+                time.sleep(0.002)
+            took = took or time.perf_counter() - began
+        return took
 
     def suspend(self) -> float:
         """Seconds."""
         return self.order(signal.SIGUSR1, SUSPENDED)
 
     def resume(self) -> float:
-        """Seconds."""
-        return self.order(signal.SIGUSR2, RESUMED)
+        """Seconds until the session goes on: its host memory is given up behind that."""
+        return self.order(signal.SIGUSR2, ON_THE_GPU, RESUMED)
 
 
 def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> list[Measurement]:
     """Of so many GiB; raises Failed where something is wrong."""
     run_of = Run("python3 tests/gpu/suspension.py", gpu=True, rounds=rounds)
     environment = {**bench.natively, **node.server.environments[channel]}
+    warm = bench.held_mib()  # of the worker that waits for the next session, now and later
     told = bench.told([sys.executable, str(SUBJECT)], environment)
     told.ask("begin")
-    mine = bench.held_mib()
     told.ask("slab", mib=gib * GIB, piece_mib=64)
     told.ask("plain", mib=64)
     told.ask("pool", mib=64)
     told.ask("graph", mib=16)
     events = told.ask("events")
-    held = bench.held_mib()
+    time.sleep(3)  # the next worker waits
+    held = bench.held_mib() - warm
     suspends, resumes, left = [], [], 0
     for _ in range(rounds):
         wait_until_ready()
         suspends.append(node.suspend())
-        left = bench.held_mib()
+        left = bench.held_mib() - warm
         resumes.append(node.resume())
         wrong(told.ask("check")["wrong"], f"{channel}, {gib} GiB")
     wrong(told.ask("again")["wrong"], f"{channel}: its graph")
@@ -100,8 +108,8 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     told.kill()
     print(
         f"{channel:5} {gib} GiB: suspended in {statistics.median(suspends):.3f} s, resumed in "
-        f"{statistics.median(resumes):.3f} s; MiB of the card: {mine} before its memory, {held} "
-        f"with it, {left} while suspended",
+        f"{statistics.median(resumes):.3f} s; MiB of the card: {held} with its memory, {left} "
+        "while suspended",
         flush=True,
     )
     return [
