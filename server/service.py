@@ -38,8 +38,8 @@ from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.gpus.view_figures import ViewFigures
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
-from sluice.server.guests.standing import GuestStandings
 from sluice.server.guests.requests import GuestRequests
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.listeners.unix_socket import UnixListener, local_places

@@ -271,9 +271,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             guest = report.guest_standing
             if self._is_of(node, "", guest.grant_id):
                 self._grant_service.begin(
-                    lambda: pool.lifecycle.guest_standing(
-                        node, guest.grant_id, paused=guest.paused
-                    )
+                    lambda: pool.lifecycle.guest_standing(node, guest.grant_id, paused=guest.paused)
                 )
         elif kind == "job_held":
             pool.lifecycle.job_held(job_key(report.job_held), node)

@@ -20,8 +20,8 @@ from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
 from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
-from sluice.server.guests.standing import GuestStandings
 from sluice.server.guests.requests import GuestRequests
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log

@@ -39,7 +39,7 @@ ENVIRONMENT = {
 CLIENTS = 6
 MEAN_GAP_SECONDS = 1.5
 SETTLED_SECONDS = 300.0
-#: What REST may say to an order about a grant: done, none of that name, not as it is now, try later.
+#: What REST may say to an order about a grant: done, no such one, not as it is now, try later.
 MAY_ANSWER = (202, 404, 409, 422, 429, 503)
 ON_GPU, ON_HOST = "memfd:sluice-softgpu", "memfd:sluice-suspended"
 
@@ -70,9 +70,7 @@ class MemoryPool:
     def __init__(self, plane: ControlPlane, seed: int, say: Say) -> None:
         self.plane, self._seed, self._say = plane, seed, say
         self.excuses = Excuses()
-        self.clients = [
-            Client(plane, f"client{n}", seed, self.excuses) for n in range(CLIENTS)
-        ]
+        self.clients = [Client(plane, f"client{n}", seed, self.excuses) for n in range(CLIENTS)]
         self._quiet = threading.Event()
         self._helpers = [
             threading.Thread(target=self._guarded, args=(each,), daemon=True)
@@ -228,7 +226,9 @@ class MemoryPool:
         self._say(f"kill -9 of the worker {record['pid']}")
         self.excuses.count("kill worker")
         with self.excuses.lock:
-            self.excuses.killed |= {str(record["session"]["asker"]["pid"]), record["session"]["id"]}
+            pid = record["session"]["asker"]["pid"]
+            self.excuses.killed.add(pid)
+            self.excuses.killed_of_network += not pid
         _send(record["pid"], signal.SIGKILL)
 
     def _stop(self, dice: random.Random) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grants of VMs that are paused, where their host has them suspended meanwhile ([suspend] on_pause)."""
+"""Grants of paused VMs, where their host has them suspended meanwhile ([suspend] on_pause)."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ def states(plane: ControlPlane) -> list[str]:
     return [each["state"] if each else "runs" for each in shown]
 
 
-def test_they_are_suspended_with_it_and_go_on_with_it(
-    guests_rig: Rig, plane: ControlPlane
-) -> None:
+def test_they_are_suspended_with_it_and_go_on_with_it(guests_rig: Rig, plane: ControlPlane) -> None:
     fleet = Fleet(guests_rig, plane)
     try:
         guest = fleet.make("pausing")
