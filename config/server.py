@@ -336,6 +336,15 @@ class ServerConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _room_for_paused_guests(self) -> ServerConfig:
+        if self.suspend.on_pause == "suspend" and not self.suspend.swap_mib:
+            raise ValueError(
+                "[suspend] on_pause is suspend, and there is no host memory for what is suspended: "
+                "set [suspend] swap_mib"
+            )
+        return self
+
     @property
     def memory_factor(self) -> float:
         """How often each GPU's memory may be promised; 0: as the pool says."""

@@ -109,6 +109,11 @@ class SuspendSection(Section):
         description="a session without work for so many seconds gives its GPU memory to anybody "
         "who waits for it, where memory is promised more than once",
     )
+    on_pause: Literal["keep", "suspend"] = Field(
+        "keep",
+        description="keep or suspend: what becomes of the sessions of a VM that is paused, as by "
+        "virsh suspend; suspended, they go on with it",
+    )
 
 
 def _only_mode(value: bool) -> bool:

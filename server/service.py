@@ -39,6 +39,7 @@ from sluice.server.gpus.view_figures import ViewFigures
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.requests import GuestRequests
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.listeners.unix_socket import UnixListener, local_places
@@ -192,6 +193,12 @@ class Server:
             GpusHere(lambda: {gpu.uuid: gpu for gpu in self._gpus.gpus}, figures.of)
         )
         self._regions = Regions(self._lifecycle, section.silent_seconds)
+        self._standings = GuestStandings(
+            self._lifecycle.sessions,
+            self._controller.report,
+            suspends=config.suspend.on_pause == "suspend",
+        )
+        self._lifecycle.on_opened.append(self._standings.session_opened)
         self._machines = GuestMachines(Accounts(config.projects), self._controller.report)
         self._native = NativeGpus(
             config,
@@ -282,6 +289,7 @@ class Server:
                 gpus=self._gpus,
                 native=self._native,
                 machines=self._machines,
+                standings=self._standings,
                 requests=GuestRequests(self._config),
                 sharing=self._sharing,
                 data_port=self._data_port,
@@ -379,6 +387,7 @@ class Server:
             starter,
             host_devices=self._native,
             machines=self._machines,
+            standings=self._standings,
         )
         self._guests.open(self._run)
 

@@ -273,6 +273,7 @@ class Grant:
     suspended_since: float | None = None  # by the wall clock
     resumes: bool = False  # it is to come back as soon as there is room
     suspension_note: str = ""  # why it was suspended, or why it could not be, or not be resumed
+    with_guest: bool = False  # it is suspended as its VM is paused, and goes on with it
 
     @property
     def end(self) -> End | None:

@@ -267,6 +267,12 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             standing = suspension_of(report.grant_suspension)
             if self._is_of(node, "", standing.grant_id):
                 self._grant_service.begin(lambda: pool.lifecycle.suspension(node, standing))
+        elif kind == "guest_standing":
+            guest = report.guest_standing
+            if self._is_of(node, "", guest.grant_id):
+                self._grant_service.begin(
+                    lambda: pool.lifecycle.guest_standing(node, guest.grant_id, paused=guest.paused)
+                )
         elif kind == "job_held":
             pool.lifecycle.job_held(job_key(report.job_held), node)
         elif kind == "job_released":

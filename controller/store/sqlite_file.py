@@ -166,6 +166,9 @@ MIGRATIONS = (
     ALTER TABLE grants ADD COLUMN resumes INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE grants ADD COLUMN suspension_note TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE grants ADD COLUMN with_guest INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -21,6 +21,7 @@ from sluice.server.gpus.native import NativeGpus
 from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.requests import GuestRequests
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log
@@ -40,6 +41,7 @@ class NodeParts:
     gpus: HostGpus
     native: NativeGpus
     machines: GuestMachines
+    standings: GuestStandings
     requests: GuestRequests
     sharing: GpuSharing
     data_port: DataPort
@@ -169,6 +171,7 @@ class NodeSide:
         self._parts.lifecycle.times.tell_again()
         self._parts.native.report()
         self._parts.machines.report()
+        self._parts.standings.tell_again()
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""

@@ -14,16 +14,24 @@ from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import DomainRequest
 from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
 from sluice.server.guests.regions import Regions
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.guests.vsock import VsockGuests
 
 
 class GuestChannels:
     """Every channel of this host's guests."""
 
-    def __init__(self, regions: Regions, vsock: VsockGuests, files: RegionFiles) -> None:
+    def __init__(
+        self,
+        regions: Regions,
+        vsock: VsockGuests,
+        files: RegionFiles,
+        standings: GuestStandings,
+    ) -> None:
         self._regions = regions
         self._vsock = vsock
         self._files = files
+        self._standings = standings
         self._doorbells = IvshmemDoorbells(regions.set_device_bell)
 
     async def add_region(
@@ -43,12 +51,14 @@ class GuestChannels:
             await self._vsock.add(owner, owner.vsock, request)
         else:
             await self._vsock.remove(region_id, "the vsock device was taken away")
+        self._standings.known(region_id)
 
     async def remove_region(self, region_id: str, reason: str) -> None:
         """Ends every session of the domain and serves it no more."""
         await self._doorbells.remove(region_id, self._files.server_socket(region_id))
         await self._regions.remove_region(region_id, reason)
         await self._vsock.remove(region_id, reason)
+        self._standings.forget(region_id)
 
     def programs(self, region_id: str) -> list[str]:
         """Who has a session of the domain's or waits for one, a line each."""
@@ -57,15 +67,18 @@ class GuestChannels:
     async def domain_paused(self, region_id: str) -> None:
         """Silence is no sign of death until the guest is resumed."""
         await self._regions.domain_paused(region_id)
+        self._standings.paused(region_id)
 
     async def domain_resumed(self, region_id: str) -> None:
         """The guest runs again."""
         await self._regions.domain_resumed(region_id)
+        self._standings.resumed(region_id)
 
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         """Every process of the guest is gone: its sessions end."""
         await self._vsock.stopped(region_id, reason)
         await self._regions.domain_stopped(region_id, reason)
+        self._standings.resumed(region_id)
 
     async def close(self) -> None:
         """Closes the listeners; guests and their sessions go on."""

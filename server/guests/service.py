@@ -19,6 +19,7 @@ from sluice.hypervisor.service import HypervisorService
 from sluice.server.guests.channels import GuestChannels
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
+from sluice.server.guests.standing import GuestStandings
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.listeners.vm_socket import (
     VmListener,
@@ -46,6 +47,7 @@ class Guests:
         *,
         host_devices: HostDeviceWatcher,
         machines: MachineWatcher,
+        standings: GuestStandings,
     ) -> None:
         section, nova, log_dir = config.server, config.nova, config.log.log_dir
         self._doorbell = Doorbell(
@@ -67,7 +69,7 @@ class Guests:
             add_bell=regions.add_bell,
             terms=ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
         )
-        channels = self._channels = GuestChannels(regions, vsock, files)
+        channels = self._channels = GuestChannels(regions, vsock, files, standings)
         self._run_dir: Path = section.run_dir
         unplug, plug = make_plugs(section.libvirt_uri, files)
         self._vm_socket = VmListener(

@@ -89,6 +89,7 @@ class SessionLifecycle:
         self.figures = self._registry.figures
         self.times = self._registry.times
         self.links = self._registry.links
+        self.on_opened = self._registry.on_opened
         self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None

@@ -63,6 +63,7 @@ class SessionRegistry:
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
         self.figures.on_heard = self._hear_connection
+        self.on_opened: list[Callable[[Session], None]] = []
         self.times = TimeReports(self.sessions, self.figures, controller, lambda: self.turns)
 
     def of_grant(self, grant_id: str) -> list[Session]:
@@ -108,6 +109,8 @@ class SessionRegistry:
         self.figures.begin(session)
         self.figures.started(session.requester.channel, seconds)
         self._controller.report(rpc.NodeReport(session_started=session.report()))
+        for told in self.on_opened:
+            told(session)
 
     def adopt(self, session: Session, status: Message) -> None:
         """Takes over a session of an earlier server, whose worker says how it is."""

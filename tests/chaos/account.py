@@ -15,6 +15,8 @@ process.
 | answer | request, grant, status, text | granted (status 0), refused, or -1: nobody heard it |
 | start | session, grant, request, vgpus, until, channel, priority, program | a worker runs |
 | resize | grant, vgpus | its limits changed |
+| suspend | grant, staying | its worker stands still; so many MiB of its vGPUs stay |
+| resume | grant | it goes on with all of them |
 | end | session, grant, cause, text | its worker is gone; cause: done, ordered, unused |
 """
 

@@ -151,6 +151,8 @@ class Operator:
             self._resize_grant,
             self._resize_grant,
             self._end_grant,
+            *[self._suspend_grant] * 4,
+            *[self._resume_grant] * 2,
             self._drain,
             self._undrain,
         ]
@@ -234,6 +236,25 @@ class Operator:
         if answer is not None and answer.status_code == 202:
             self.ended.add(grant)
         return answer
+
+    async def _suspend_grant(self) -> httpx.Response | None:
+        return await self.rest.call("POST", f"/grants/{await self._some_grant()}/suspend")
+
+    async def _resume_grant(self) -> httpx.Response | None:
+        suspended = await self._suspended()
+        grant = self._dice.choice(suspended) if suspended else "none"
+        return await self.rest.call("POST", f"/grants/{grant}/resume")
+
+    async def _suspended(self) -> list[str]:
+        answer = await self.rest.call("GET", "/grants", params={"limit": 10_000})
+        if answer is None or answer.status_code != 200:
+            return []
+        return [str(g["id"]) for g in answer.json()["grants"] if g["suspension"]]
+
+    async def resume_all(self) -> None:
+        """Whoever is suspended is to go on."""
+        for grant in await self._suspended():
+            await self.rest.call("POST", f"/grants/{grant}/resume")
 
     def _gpu(self) -> str:
         node = self._dice.choice(self._nodes)

@@ -53,7 +53,7 @@ class Snapshot:
 class Violation:
     """Something that must never be."""
 
-    kind: str  # overcommitted, owners, lost, orphaned, order, unanswered, early, history
+    kind: str  # overcommitted, owners, lost, stuck, orphaned, order, unanswered, early, history
     at: float
     text: str
 
@@ -67,6 +67,12 @@ class _Run:
     start: float
     vgpus: list[dict[str, Any]]
     end: float = float("inf")
+    staying: list[int] | None = None  # MiB by vGPU, of one that is suspended
+
+    @property
+    def takes(self) -> list[dict[str, Any]]:
+        """What it has of GPUs now."""
+        return suspended_of(self.vgpus, self.staying) if self.staying is not None else self.vgpus
 
 
 def check_account(lines: Sequence[Line], *, ageing_seconds: float = 600.0) -> list[Violation]:
@@ -95,9 +101,23 @@ def runs(lines: Iterable[Line]) -> list[_Run]:
             for run in live.values():
                 if run.grant == line["grant"]:
                     run.vgpus = line["vgpus"]
+        elif line.kind in ("suspend", "resume"):
+            for run in live.values():
+                if run.grant == line["grant"]:
+                    run.staying = line["staying"] if line.kind == "suspend" else None
         elif line.kind == "end" and (ended := live.pop(line["session"], None)):
             ended.end = line.at
     return found
+
+
+def suspended_of(
+    vgpus: Sequence[Mapping[str, Any]], staying: Sequence[int]
+) -> list[dict[str, Any]]:
+    """What stays of vGPUs while their worker is suspended."""
+    return [
+        {**vgpu, "memory_mib": min(vgpu["memory_mib"], stays), "compute_percent": 0}
+        for vgpu, stays in zip(vgpus, staying, strict=True)
+    ]
 
 
 def running(lines: Iterable[Line]) -> dict[str, _Run]:
@@ -114,6 +134,7 @@ def overcommitted(lines: Iterable[Line]) -> list[Violation]:
     memory: dict[tuple[str, str], int] = {}
     overhead: dict[str, int] = {}
     live: dict[str, tuple[str, str, list[dict[str, Any]]]] = {}
+    whole: dict[str, list[dict[str, Any]]] = {}  # of those that are suspended
     on_gpu: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def look(node: str, vgpus: Sequence[Mapping[str, Any]], at: float, what: str) -> None:
@@ -147,6 +168,16 @@ def overcommitted(lines: Iterable[Line]) -> list[Violation]:
                 if grant == line["grant"]:
                     live[session] = (node, grant, line["vgpus"])
                     look(node, line["vgpus"], line.at, f"resize of grant {grant}")
+        elif line.kind in ("suspend", "resume"):
+            for session, (node, grant, vgpus) in list(live.items()):
+                if grant != line["grant"]:
+                    continue
+                if line.kind == "suspend":
+                    whole[session] = vgpus
+                    live[session] = (node, grant, suspended_of(vgpus, line["staying"]))
+                else:
+                    live[session] = (node, grant, whole.pop(session, vgpus))
+                    look(node, live[session][2], line.at, f"resume of grant {grant}")
         elif line.kind == "end" and line["session"] in live:
             node, _, vgpus = live.pop(line["session"])
             for vgpu in vgpus:
@@ -298,7 +329,7 @@ def differences(lines: Sequence[Line], snapshot: Snapshot) -> list[Violation]:
             text = f"grant {grant} runs on {run.node} and the controller does not say so"
             found.append(Violation("lost", snapshot.at, text))
             continue
-        ours = sorted((v["gpu_uuid"], v["memory_mib"], v["compute_percent"]) for v in run.vgpus)
+        ours = sorted((v["gpu_uuid"], v["memory_mib"], v["compute_percent"]) for v in run.takes)
         theirs = sorted(
             (v["gpu"].rpartition(":")[2], v["memory_mib"], v["compute_percent"])
             for v in booked["vgpus"]
@@ -306,6 +337,9 @@ def differences(lines: Sequence[Line], snapshot: Snapshot) -> list[Violation]:
         if booked["node"] != run.node or ours != theirs:
             text = f"grant {grant} runs as {ours} on {run.node} and is booked as {theirs}"
             found.append(Violation("lost", snapshot.at, text))
+        if booked.get("suspension") or run.staying is not None:
+            text = f"grant {grant} of {run.node} does not go on: {booked.get('suspension')}"
+            found.append(Violation("stuck", snapshot.at, text))
     for grant in snapshot.grants.keys() - live.keys():
         node = snapshot.grants[grant]["node"]
         text = f"grant {grant} of {node} lives, says the controller, and runs nowhere"

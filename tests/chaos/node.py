@@ -27,6 +27,9 @@ from .account import Account
 
 OVERHEAD_MIB = 300
 DYING_MOST_SECONDS = 0.3
+MOVING_MOST_SECONDS = 0.5
+REFUSED = 0.15  # of the orders to suspend or resume something
+STAYING_MIB = (0, 0, 200)
 ENDED = End(EndCause.CLIENT_ENDED, "its process ended")
 NEVER_CAME = End(EndCause.CLIENT_NEVER_CAME, "no client came in time")
 NEVER_HEARD = -1
@@ -48,6 +51,7 @@ class Worker:
     program: str
     started: float = field(default_factory=time.time)
     dying: asyncio.Task[None] | None = None
+    staying: list[int] | None = None  # MiB by vGPU, of one that is suspended
 
     def report(self) -> rpc.SessionReport:
         """As an inventory has it."""
@@ -87,8 +91,12 @@ class SimulatedNode:
         gpus: int = 2,
         memory_mib: int = 16_000,
         seed: int = 0,
+        swap_mib: int = 0,
     ) -> None:
         self.name = name
+        self._swap_mib = swap_mib
+        self._moving: set[str] = set()  # grants
+        self._moves: set[asyncio.Task[None]] = set()
         self._address = address
         self._port = 0
         self._gpus = {f"{name}-{number}": memory_mib for number in range(gpus)}
@@ -186,6 +194,10 @@ class SimulatedNode:
                 for worker in self.workers.values():
                     if worker.grant == line["grant"]:
                         worker.vgpus = line["vgpus"]
+            elif line.kind in ("suspend", "resume"):
+                for worker in self.workers.values():
+                    if worker.grant == line["grant"]:
+                        worker.staying = line["staying"] if line.kind == "suspend" else None
             elif line.kind == "end":
                 self.workers.pop(line["session"], None)
 
@@ -193,7 +205,8 @@ class SimulatedNode:
         while True:
             now = time.monotonic()
             for worker in list(self.workers.values()):
-                if worker.until is not None and worker.until <= now and worker.dying is None:
+                over = worker.until is not None and worker.until <= now
+                if over and worker.dying is None and worker.staying is None:
                     self._end(worker, "done", ENDED)
             await asyncio.sleep(0.05)
 
@@ -265,6 +278,12 @@ class SimulatedNode:
                 for uuid, mib in self._gpus.items()
             ],
             sessions=[worker.report() for worker in self.workers.values()] + expected,
+            swap_mib=self._swap_mib,
+            suspensions=[
+                self._standing(worker)
+                for worker in self.workers.values()
+                if worker.staying is not None or worker.grant in self._moving
+            ],
         )  # fmt: skip
 
     def take_assignment(self, assignment: rpc.Assignment) -> None:
@@ -297,9 +316,48 @@ class SimulatedNode:
         self._end(worker, "ordered", why)
 
     def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
-        """It has no host memory for that, and says so (swap_mib of its inventory)."""
-        refused = rpc.GrantSuspension(grant_id=grant_id, state="running", error="simulated")
-        self.link.report(rpc.NodeReport(grant_suspension=refused))
+        """Its memory moves for a moment; without host memory, and now and then, it does not."""
+        if grant_id in self._moving:
+            return  # what comes of that is reported
+        self._moving.add(grant_id)
+        task = asyncio.create_task(self._move(grant_id, resume=resume))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+
+    async def _move(self, grant_id: str, *, resume: bool) -> None:
+        await asyncio.sleep(self._random.uniform(0, MOVING_MOST_SECONDS))
+        self._moving.discard(grant_id)
+        worker = next((w for w in self.workers.values() if w.grant == grant_id), None)
+        error = ""
+        if worker is None:
+            error = f"no session of grant {grant_id} is open here"
+        elif (worker.staying is not None) is not resume:
+            pass  # it is as it is to be
+        elif not self._swap_mib or self._random.random() < REFUSED:
+            error = "simulated"
+        elif resume:
+            worker.staying = None
+            self.account.write("resume", grant=grant_id)
+        else:
+            out = [w for w in self.workers.values() if w.staying is not None]
+            if sum(v["memory_mib"] for w in (*out, worker) for v in w.vgpus) > self._swap_mib:
+                error = "swap_mib is used up"
+            else:
+                worker.staying = [self._random.choice(STAYING_MIB) for _ in worker.vgpus]
+                self.account.write("suspend", grant=grant_id, staying=worker.staying)
+        standing = (
+            self._standing(worker, error)
+            if worker
+            else rpc.GrantSuspension(grant_id=grant_id, state="running", error=error)
+        )
+        self.link.report(rpc.NodeReport(grant_suspension=standing))
+
+    def _standing(self, worker: Worker, error: str = "") -> rpc.GrantSuspension:
+        return rpc.GrantSuspension(
+            grant_id=worker.grant, error=error, staying_mib=worker.staying or (),
+            state="running" if worker.staying is None else "suspended",
+            busy=worker.grant in self._moving,
+        )  # fmt: skip
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Compute can change while it runs, memory cannot: as in the real server."""
@@ -313,6 +371,8 @@ class SimulatedNode:
         workers = [w for w in self.workers.values() if w.grant == grant_id]
         if not workers:
             raise OrderRefused("no session of it is open here")
+        if any(w.staying is not None or w.grant in self._moving for w in workers):
+            raise OrderRefused("it is suspended, or on its way")
         for worker in workers:
             if [v["memory_mib"] for v in worker.vgpus] != [v["memory_mib"] for v in changed]:
                 raise OrderRefused(f"session {worker.session} runs")

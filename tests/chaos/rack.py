@@ -19,6 +19,7 @@ from typing import Any
 
 from chaos.node import SimulatedNode
 
+SWAP_MIB = 24_000
 KEPT_FOR_EVER = 0.5  # of the nodes run something at the end, so that there is what to lose
 
 
@@ -39,6 +40,7 @@ class Rack:
                 token_file=folder / f"{name}.token",
                 address=config["address"],
                 seed=self._random.getrandbits(32),
+                swap_mib=SWAP_MIB,
             )
             for name in config["nodes"]
         ]

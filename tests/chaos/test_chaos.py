@@ -126,10 +126,12 @@ class Run:
         ]
         await self._operator.tidy_up()
         cluster.drain()
+        resuming = asyncio.create_task(self._keep_resuming())
         await self._until(lambda: not cluster.busy_racks())
         self._say("everybody has an answer, or never will")
         snapshot, lines, left = await self._settled()
         watching.cancel()
+        resuming.cancel()
         self._report(lines)
         return [*lost, *left, *await self._wrong(lines, snapshot)]
 
@@ -143,6 +145,12 @@ class Run:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not what() and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
+
+    async def _keep_resuming(self) -> None:
+        """An order to suspend may still have been on its way."""
+        while True:
+            await self._operator.resume_all()
+            await asyncio.sleep(1)
 
     async def _until_all_are_up(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -64,6 +64,14 @@ def history(*steps: Step, node: str = "a", every: float = 5.0) -> list[Line]:
     return [Line(number * every, node, kind, fields) for number, (kind, fields) in enumerate(steps)]
 
 
+def suspend(name: str, *staying: int) -> Step:
+    return "suspend", {"grant": name, "staying": list(staying) or [0]}
+
+
+def resume(name: str) -> Step:
+    return "resume", {"grant": name}
+
+
 def snapshot(at: float, *grants: str, percent: int = 50, up: tuple[str, ...] = ("a",)) -> Snapshot:
     booked = {
         "node": "a",
@@ -264,3 +272,25 @@ def test_history_that_is_rewritten_is_found(now: list[tuple[int, str, str, str]]
     seen = [event(1, "grant.made", "x", "one")]
     assert checker.rewritten(seen, [(1, "grant.made", "x", "one")]) == []
     assert [v.kind for v in checker.rewritten(seen, now)] == ["history"]
+
+
+def test_what_is_suspended_leaves_its_room_and_needs_it_to_go_on() -> None:
+    large = (vgpu(80, 6000),)
+    taken = [boot(), start("a", *large), suspend("a", 100), start("b", *large)]
+    assert checker.overcommitted(history(*taken, end("b"), resume("a"))) == []
+    [found] = checker.overcommitted(history(*taken, resume("a")))
+    assert found.text.startswith("resume of grant a: g0 runs ")
+    [found] = checker.overcommitted(history(*taken[:2], suspend("a", 5000), taken[3]))
+    assert found.text.startswith("start of grant b: g0 runs "), "what stays counts"
+
+
+def test_at_the_end_nobody_is_suspended_any_more() -> None:
+    lines = history(boot(), start("a"), suspend("a", 0))
+    kinds = {found.kind for found in checker.differences(lines, snapshot(99, "a"))}
+    assert kinds == {"lost", "stuck"}, "it is booked as one that runs"
+    lines = history(boot(), start("a"), suspend("a", 0), resume("a"))
+    assert checker.differences(lines, snapshot(99, "a")) == []
+    said = snapshot(99, "a")
+    grants = {"a": {**said.grants["a"], "suspension": {"state": "resuming"}}}
+    [found] = checker.differences(lines, Snapshot(99, grants, said.nodes_up))
+    assert found.kind == "stuck"

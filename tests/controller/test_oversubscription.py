@@ -13,6 +13,7 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.gpus.oversubscription import MOST_MOVED
+from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import Gpu, GpuKey, Grant, Node, OwnerKind, Sharing
 from sluice.controller.rpc.messages import factor_of
@@ -116,6 +117,20 @@ def test_who_draws_on_a_reservation_has_it_at_once() -> None:
     drawn = bench.granted(memory_mib=3000, compute_percent=20, project="vision").grant
     assert drawn.reservation == "own"
     assert not fits(bench, memory_mib=5000, compute_percent=10), "it would have to fit beside"
+
+
+def test_what_is_resumed_comes_back_only_beside_all_that_is_reserved() -> None:
+    bench = make_bench()
+    granted = bench.granted(memory_mib=6000, compute_percent=10)
+    grant = granted.grant
+    bench.pool.lifecycle.session_started(granted.session.id, 7, "shm")
+    bench.pool.lifecycle.suspend(grant.id, "by a test")
+    is_out = ReportedSuspension(grant.id, suspended=True, staying_mib=(0,))
+    bench.pool.lifecycle.suspension("a", is_out)
+    own = bench.reserve("own", memory_mib=3500, compute_percent=10)
+    assert bench.pool.lifecycle.resume(grant.id).suspends == [], "both could not be there at once"
+    decisions = bench.pool.reserving.end_reservation(own.id, "over")
+    assert [order.resume for order in decisions.suspends] == [True]
 
 
 def test_sessions_that_run_at_once_are_counted_whole() -> None:

@@ -297,3 +297,29 @@ def test_a_suspended_one_keeps_its_sizes_and_takes_no_process() -> None:
     bench.pool.lifecycle.resume(grant.id)
     answers = bench.pool.lifecycle.suspension("a", runs(grant)).answers
     assert isinstance(answers["second"], Granted)
+
+
+@pytest.mark.parametrize("waited_before", [True, False])
+def test_who_waits_to_join_a_suspended_job_keeps_it_and_others_from_nothing(
+    waited_before: bool,
+) -> None:
+    bench = make_bench(job_sessions=2)
+    join(bench)
+    job = {"job": "j", "job_domain": "d", "memory_mib": 6000, "compute_percent": 80}
+    grant = running(bench, **job)
+    if waited_before:  # since before it was suspended: it is being suspended when it asks
+        bench.pool.lifecycle.suspend(grant.id, "by a test")
+        assert bench.ask(request_id="joins", wait_seconds=-1, **job) == "joins"
+        bench.clock.seconds += 1
+        bench.pool.lifecycle.suspension("a", out(grant))
+    else:
+        suspended(bench, grant)
+        assert bench.ask(request_id="joins", wait_seconds=-1, **job) == "joins"
+    other = bench.ask(memory_mib=6000, compute_percent=50, wait_seconds=-1, request_id="other")
+    assert isinstance(other, Granted), "its place is others'"
+    bench.pool.lifecycle.session_started(other.session.id, 8, "shm")
+    assert bench.pool.lifecycle.resume(grant.id).suspends == []
+    decisions = bench.pool.lifecycle.session_ended("", other.grant.id, GONE)
+    assert decisions.suspends == [SuspendOrder("a", grant.id, resume=True)]
+    answers = bench.pool.lifecycle.suspension("a", runs(grant)).answers
+    assert isinstance(answers["joins"], Granted)

@@ -111,6 +111,12 @@ class GrantLifecycle:
         self._suspending.want_back(grant_id)
         return self._progress.after(Decisions())
 
+    def guest_standing(self, node: str, grant_id: str, *, paused: bool) -> Decisions:
+        """A server says whether the VM stands still whose sessions use a grant."""
+        decisions = Decisions()
+        self._suspending.guest(node, grant_id, decisions, paused=paused)
+        return self._progress.after(decisions)
+
     def suspension(self, node: str, report: ReportedSuspension) -> Decisions:
         """A server says how what it runs for a grant stands."""
         decisions = Decisions()

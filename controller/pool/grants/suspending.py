@@ -41,6 +41,7 @@ from sluice.resources.ends import End, EndCause
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
+VM_PAUSED = "its VM is paused ([suspend] on_pause of its host)"
 
 Order = tuple[float, float]
 
@@ -66,6 +67,8 @@ class Suspending:
         self._most_seconds = max_suspended_seconds
         self._suspended: dict[str, Grant] = {}  # those that are not NONE
         self._failed: dict[str, float] = {}  # monotonic, by grant
+        #: Whose VM is paused, as servers say with each connection.
+        self._paused: set[str] = set()
 
     def restore(self) -> None:
         """Takes in what the store remembered."""
@@ -75,10 +78,18 @@ class Suspending:
 
     # what is asked for
 
-    def begin(self, grant_id: str, why: str, decisions: Decisions, *, resumes: bool) -> Grant:
+    def begin(
+        self,
+        grant_id: str,
+        why: str,
+        decisions: Decisions,
+        *,
+        resumes: bool,
+        with_guest: bool = False,
+    ) -> Grant:
         """Has a grant suspended; `resumes`: it comes back by itself when there is room.
 
-        Raises Impossible, Unknown.
+        `with_guest`: it comes back when its VM goes on. Raises Impossible, Unknown.
         """
         grant = self._live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
@@ -90,6 +101,7 @@ class Suspending:
             resumes,
             why,
         )
+        grant.with_guest = with_guest
         self._suspended[grant.id] = grant
         self._changed(grant)
         self._ledger.event("grant.suspending", grant.id, why)
@@ -97,15 +109,44 @@ class Suspending:
         return grant
 
     def want_back(self, grant_id: str) -> Grant:
-        """A suspended grant is to go on as soon as there is room. Raises Impossible, Unknown."""
+        """A suspended grant is to go on as soon as there is room, also where its VM is paused.
+
+        Raises Impossible, Unknown.
+        """
         grant = self._live(grant_id)
         if grant.suspension is SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is not suspended")
         self._failed.pop(grant.id, None)
+        self._paused.discard(grant.id)
         if not grant.resumes:
             grant.resumes = True
             self._changed(grant)
         return grant
+
+    def guest(self, node: str, grant_id: str, decisions: Decisions, *, paused: bool) -> None:
+        """A server says whether a grant's VM is paused; part of a step."""
+        grant = self._ledger.grants.get(grant_id)
+        if grant is None or grant.state is not GrantState.LIVE or grant.nodes != {node}:
+            return
+        if paused:
+            self._paused.add(grant_id)
+            if grant.with_guest and grant.resumes:  # it is not back yet, and need not be
+                grant.resumes = False
+                self._changed(grant)
+            self.suspend_paused(decisions)
+            return
+        self._paused.discard(grant_id)
+        if grant.with_guest and not grant.resumes and not self._jobs.is_ending(grant):
+            self.want_back(grant_id)
+
+    def suspend_paused(self, decisions: Decisions) -> None:
+        """Suspends whose VM is paused, again and again where that cannot be yet."""
+        for grant_id in sorted(self._paused):
+            grant = self._ledger.grants.get(grant_id)
+            if grant is None or grant.state is not GrantState.LIVE:
+                self._paused.discard(grant_id)
+            elif self.is_suspendable(grant) and not self._jobs.is_ending(grant):
+                self.begin(grant_id, VM_PAUSED, decisions, resumes=False, with_guest=True)
 
     def never(self, grant: Grant) -> str:
         """Why a grant of its kind cannot be suspended; "": it can."""
@@ -169,6 +210,10 @@ class Suspending:
         self, node: str, reports: Sequence[ReportedSuspension], decisions: Decisions
     ) -> None:
         """A server came (back): what it does not name simply runs. Part of a step."""
+        for grant_id in list(self._paused):  # it says anew whose VM is paused
+            grant = self._ledger.grants.get(grant_id)
+            if grant is None or node in grant.nodes:
+                self._paused.discard(grant_id)
         named = {report.grant_id for report in reports}
         known = [grant for grant in self._suspended.values() if grant.nodes == {node}]
         silent = [ReportedSuspension(g.id, suspended=False) for g in known if g.id not in named]
@@ -193,6 +238,8 @@ class Suspending:
             if grant.suspension is not SuspensionState.SUSPENDED or not grant.resumes:
                 continue
             if self._failed_lately(grant) or self._jobs.is_ending(grant):
+                continue
+            if grant.id in self._paused:
                 continue
             since = now - max(0.0, wall - (grant.suspended_since or wall))
             order = (
@@ -223,6 +270,7 @@ class Suspending:
     def end_overdue(self, decisions: Decisions) -> None:
         """Ends what was suspended for too long; part of a step."""
         self.ended()
+        self.suspend_paused(decisions)
         wall = self._clock.wall()
         for grant in list(self._suspended.values()) if self._most_seconds else ():
             since = grant.suspended_since
@@ -329,6 +377,7 @@ class Suspending:
     def _forget(self, grant: Grant, note: str) -> None:
         grant.suspension, grant.suspension_note = SuspensionState.NONE, note
         grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
+        grant.with_guest = False
         self._suspended.pop(grant.id, None)
 
     def _changed(self, grant: Grant) -> None:

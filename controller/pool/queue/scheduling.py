@@ -18,6 +18,7 @@ from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.suspending import Suspending
+from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
@@ -139,5 +140,12 @@ class Scheduler:
             decisions.answers[request.request_id] = answer
 
     def _gpus_of_job(self, request: GrantRequest) -> list[GpuKey]:
+        """What a process that waits to join its job holds against those behind it.
+
+        Nothing where the job is suspended: that waits in its own turn, for these GPUs too, and
+        until it is to come back they are others'.
+        """
         grant = self._jobs.grant_of(request)
-        return [key for key, _ in grant.placed()] if grant else []
+        if grant is None or grant.suspension is not SuspensionState.NONE:
+            return []
+        return [key for key, _ in grant.placed()]
