@@ -65,7 +65,7 @@ class ClusterPool:
     @staticmethod
     def load_images(rig: KubernetesRig, programs: Path, bundle: Path) -> None:
         """An image as a user makes one: programs, a libc, a shell."""
-        names = ("vector_add", "hold_vgpu", "device_query", "oom")
+        names = ("vector_add", "hold_vgpu", "counts", "device_query", "oom")
         files: dict[str, Path | str] = {f"bin/{name}": programs / name for name in names}
         ours = [bundle / "lib" / name for name in ("libcuda.so.1", "libcudart.so.13")]
         files.update(libraries_of(*(programs / name for name in names), *ours))
@@ -244,8 +244,14 @@ cdi_dir = {self.rig.cdi}
 
     def reasons(self, pod: str) -> list[str]:
         """What Sluice's own events say of why a pod waits."""
+        return [text for reason, text in self.told(pod) if reason == "WaitsForVGPU"]
+
+    def told(self, pod: str) -> list[tuple[str, str]]:
+        """The events of a pod that Sluice's own wrote, reason and text, oldest first."""
         listed = self.rig.get("events", "--field-selector", f"involvedObject.name={pod}")["items"]
-        return [each["message"] for each in listed if each["reason"] == "WaitsForVGPU"]
+        own = [each for each in listed if each["source"].get("component") == "sluice-kubernetes"]
+        own.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+        return [(each["reason"], each["message"]) for each in own]
 
     def wait_for_phase(self, pod: str, *phases: str, namespace: str = "default") -> str:
         """Until a pod is in one of them; which."""
