@@ -81,9 +81,7 @@ async def run_controller(config: KubernetesConfig) -> None:
         leftovers = Leftovers(section, cluster, viewer, pool, holdings)
         waiting = WaitingEvents(cluster, lambda: publisher.devices, holdings)
         suspended = SuspendedEvents(cluster, viewer)
-        await KubernetesController(
-            section, publisher, leftovers, waiting, suspended, viewer
-        ).run()
+        await KubernetesController(section, publisher, leftovers, waiting, suspended, viewer).run()
 
 
 async def run_device_plugin(config: KubernetesConfig) -> None:

@@ -3,10 +3,10 @@
 
 Run by __main__.py, once for a cluster. Towards the cluster: ResourceSlices of what is reserved for
 it, written only where they differ, and events of pods that wait (waiting_events.py) or stand still
-(suspended_events.py). Towards the pool: a part whose claim is gone or holds nothing any more is given back, whoever was to do it and
-could not (a node that is lost, a plugin that was down). Both are looked at whole now and then, and
-in between where something is said to have changed. It keeps no state that is not found again;
-whoever does not answer is asked again.
+(suspended_events.py). Towards the pool: a part whose claim is gone or holds nothing any more is
+given back, whoever was to do it and could not (a node that is lost, a plugin that was down). Both
+are looked at whole now and then, and in between where something is said to have changed. It keeps
+no state that is not found again; whoever does not answer is asked again.
 """
 
 from __future__ import annotations

@@ -77,9 +77,13 @@ class ClusterPool:
 
     def start(self) -> None:
         """Everything, and the slices of what is reserved are there."""
+        self.plane.start_controller()
+        self.join(self.plane.first_token())
+
+    def join(self, admin: str) -> None:
+        """The pool's controller is there: server and parts come; the token is an admin's."""
         plane = self.plane
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
+        plane.rest = plane.rest_as(admin, follow_redirects=True)
         self._token("node.token", role="node", node=NODE)
         self._token("viewer.token", role="viewer")
         self._token("cluster.token", role="tenant", project=LABEL, label=LABEL)
@@ -153,6 +157,11 @@ class ClusterPool:
         path.write_text(answer.json()["secret"])
         path.chmod(0o600)
 
+    @property
+    def addresses(self) -> str:
+        """Where the pool's controllers are."""
+        return f"127.0.0.1:{self.plane.rest_port}"
+
     def configure(self, name: str) -> None:
         """A part's kubernetes.conf."""
         (self.folder / f"{name}-part.conf").write_text(
@@ -160,7 +169,7 @@ class ClusterPool:
 log_dir = {self.folder}/log
 log_to_file = false
 [controller]
-addresses = 127.0.0.1:{self.plane.rest_port}
+addresses = {self.addresses}
 token_file = {self.folder}/cluster.token
 viewer_token_file = {self.folder}/viewer.token
 [kubernetes]

@@ -11,20 +11,24 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import CHECKOUT, KubernetesRig
 
 PARTS, CONTROLLER = "sluice-kubernetes", "sluice-controller"
-_MODULES = {PARTS: "sluice.kubernetes.__main__", CONTROLLER: "sluice.controller.__main__"}
+_MODULES = {
+    PARTS: ["sluice.kubernetes.__main__"],
+    CONTROLLER: ["sluice.controller.__main__", "etcd3aio"],  # which is imported when it is used
+}
 _LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 _IMPORTED = """
 import json, sys
 import httpx, httpcore._async.http11, anyio._backends._asyncio  # when httpx is first used
 import importlib
-importlib.import_module(sys.argv[1])
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 httpx.AsyncClient()
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
@@ -37,7 +41,7 @@ sys.exit(main())
 
 def load(rig: KubernetesRig, program: str = PARTS) -> None:
     """Hands an image with one of them to containerd; raises OSError, CalledProcessError."""
-    module = _MODULES[program]
+    modules = _MODULES[program]
     files: dict[str, Path | str] = {}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     home = f"usr/local/lib/{version}"
@@ -49,7 +53,7 @@ def load(rig: KubernetesRig, program: str = PARTS) -> None:
     for path in _files(standard):
         files[f"{home}/{path.relative_to(standard)}"] = path
     packages = Path(sysconfig.get_path("purelib"))
-    for name in _imported(module):
+    for name in _imported(modules):
         for found in (packages / name, *packages.glob(f"{name}.*")):
             for path in _files(found):
                 files[f"{home}/site-packages/{path.relative_to(packages)}"] = path
@@ -62,16 +66,16 @@ def load(rig: KubernetesRig, program: str = PARTS) -> None:
     files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
-        script.write_text(_SCRIPT.replace("@MODULE@", module))
+        script.write_text(_SCRIPT.replace("@MODULE@", modules[0]))
         files[f"usr/local/bin/{program}"] = script
         # as the manifests have it
         entrypoint = f"/usr/local/bin/{program}"
         rig.load_image(f"docker.io/library/{program}:0.2", files, entrypoint=entrypoint)
 
 
-def _imported(module: str) -> list[str]:
+def _imported(modules: Sequence[str]) -> list[str]:
     ran = subprocess.run(
-        [sys.executable, "-c", _IMPORTED, module],
+        [sys.executable, "-c", _IMPORTED, *modules],
         env={"PYTHONPATH": str(CHECKOUT / "python"), "PATH": "/usr/bin:/bin"},
         check=True,
         capture_output=True,
