@@ -17,11 +17,17 @@ from pathlib import Path
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import CHECKOUT, KubernetesRig
 
-PARTS, CONTROLLER = "sluice-kubernetes", "sluice-controller"
+PARTS, CONTROLLER, SERVER = "sluice-kubernetes", "sluice-controller", "sluice-server"
 _MODULES = {
     PARTS: ["sluice.kubernetes.__main__"],
     CONTROLLER: ["sluice.controller.__main__", "etcd3aio"],  # which is imported when it is used
+    SERVER: ["sluice.server.__main__"],
 }
+#: What a server starts; the software GPU is its driver.
+_NATIVE = (
+    *(f"bin/sluice-{name}" for name in ("worker", "arbiter", "doorbell", "relay", "watch")),
+    "lib/libsluice-softgpu.so.1",
+)
 _LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 _IMPORTED = """
 import json, sys
@@ -54,13 +60,19 @@ def load(rig: KubernetesRig, program: str = PARTS) -> None:
         files[f"{home}/{path.relative_to(standard)}"] = path
     packages = Path(sysconfig.get_path("purelib"))
     for name in _imported(modules):
-        for found in (packages / name, *packages.glob(f"{name}.*")):
+        for found in _of_package(packages, name):
             for path in _files(found):
                 files[f"{home}/site-packages/{path.relative_to(packages)}"] = path
     sluice = CHECKOUT / "python" / "sluice"
     for part in sluice.iterdir():
         for path in _files(part):
             files[f"{home}/site-packages/sluice/{path.relative_to(sluice)}"] = path
+    if program == SERVER:
+        native = CHECKOUT / "build" / "native"
+        for name in _NATIVE:
+            files[f"{home}/site-packages/sluice/native/{name}"] = found = (native / name).resolve()
+            binaries.append(found)
+        files.update({f"etc/{name}": Path("/etc") / name for name in ("passwd", "group")})
     binaries += [p for p in files.values() if isinstance(p, Path) and ".so" in p.suffixes]
     files.update(libraries_of(*binaries))
     files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
@@ -83,6 +95,12 @@ def _imported(modules: Sequence[str]) -> list[str]:
     )
     found: list[str] = json.loads(ran.stdout)
     return [name for name in found if name != "sluice"]
+
+
+def _of_package(packages: Path, name: str) -> list[Path]:
+    """Its module, and what is known of the version, which some look at."""
+    beside = (f"{name}.*", f"{name}-*.dist-info")
+    return [packages / name, *(found for each in beside for found in packages.glob(each))]
 
 
 def _files(place: Path) -> Iterator[Path]:
