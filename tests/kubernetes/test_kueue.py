@@ -11,8 +11,8 @@ import pytest
 from control_plane import wait_for
 from walkthrough import Walkthrough
 
-from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
-from tests.kubernetes.pages import PAGE, shell, values
+from tests.kubernetes.cluster_pool import CUDA_IMAGE, ClusterPool, container, pod, template
+from tests.kubernetes.pages import PAGE, shell
 from tests.kubernetes.work import HOLDS, held_sessions, job, names_of_job
 from tests.rigs.kubernetes.kueue import kueue
 
@@ -34,7 +34,7 @@ def queued(cluster: ClusterPool, tmp_path_factory: pytest.TempPathFactory) -> It
     """Kueue runs, and the page's queue is there: its Job has been through it."""
     with kueue(cluster.rig, SETTINGS):
         run = shell(cluster, tmp_path_factory.mktemp("home"))
-        Walkthrough(PAGE, "Jobs in a queue: Kueue").follow({"cluster": run}, values(cluster))
+        Walkthrough(PAGE, "Jobs in a queue: Kueue").follow({"cluster": run}, {"IMAGE": CUDA_IMAGE})
         yield cluster
 
 
