@@ -26,7 +26,7 @@ _MODULES = {
 #: What a server starts; the software GPU is its driver.
 _NATIVE = (
     *(f"bin/sluice-{name}" for name in ("worker", "arbiter", "doorbell", "relay", "watch")),
-    "lib/libsluice-softgpu.so.1",
+    *("lib/libsluice-softgpu.so.1", "lib/sluice_meter.so"),
 )
 _LEFT_OUT = {"__pycache__", "test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 _IMPORTED = """
@@ -46,7 +46,9 @@ sys.exit(main())
 
 
 def load(rig: KubernetesRig, program: str = PARTS) -> None:
-    """Hands an image with one of them to containerd; raises OSError, CalledProcessError."""
+    """Hands an image with one of them to containerd, once; raises OSError, CalledProcessError."""
+    if rig.has_image(f"docker.io/library/{program}:0.2"):
+        return
     modules = _MODULES[program]
     files: dict[str, Path | str] = {}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

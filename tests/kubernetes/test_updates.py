@@ -24,6 +24,8 @@ from tests.rigs.kubernetes.rig import API_PORT, NODE
 
 pytestmark = pytest.mark.kubernetes
 
+RUN = "/run/sluice"
+
 
 def in_namespace(kind: str, name: str, **data: str) -> dict[str, Any]:
     """A ConfigMap, or a Secret."""
@@ -47,6 +49,7 @@ label = kubernetes
 project = kubernetes
 [node]
 bundle = {cluster.bundle}
+server_run_dir = {cluster.folder}/run
 """
     api = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT)}
     return [
@@ -61,7 +64,7 @@ def manifest(cluster: ClusterPool, name: str) -> list[dict[str, Any]]:
     """One of the manifests, with the folders of the rig."""
     found = [each for each in yaml.safe_load_all((MANIFESTS / name).read_text()) if each]
     places = {
-        "/run/sluice": str(cluster.folder / "run"),
+        RUN: str(cluster.folder / "run"),
         "/var/lib/sluice-server": str(cluster.folder / "state"),
         "/var/run/cdi": str(cluster.rig.cdi),
     }
@@ -72,14 +75,18 @@ def manifest(cluster: ClusterPool, name: str) -> list[dict[str, Any]]:
                 f"127.0.0.1:{cluster.plane.rest_port}\n"
                 f"    grpc_addr = 127.0.0.1:{cluster.plane.grpc_port}",
             )
-            own = (
-                f"[server]\n    driver = softgpu\n    node_name = {NODE}\n    enable_kvm = false\n"
-            )
-            each["data"]["server.conf"] = f"{text}{own}"
+            own = {"driver": "softgpu", "node_name": NODE, "enable_kvm": "false"}
+            own["run_dir"] = places[RUN]
+            lines = "".join(f"    {name} = {value}\n" for name, value in own.items())
+            each["data"]["server.conf"] = f"{text}[server]\n{lines}"
         else:
-            for volume in each["spec"]["template"]["spec"]["volumes"]:
+            spec = each["spec"]["template"]["spec"]
+            for volume in spec["volumes"]:
                 if where := volume.get("hostPath"):
                     where["path"] = places.get(where["path"], where["path"])
+            for mount in spec["containers"][0]["volumeMounts"]:
+                if mount["mountPath"] == RUN:  # the container runtime is told of it, too
+                    mount["mountPath"] = places[RUN]
     return found
 
 
@@ -105,7 +112,11 @@ def in_pods(cluster: ClusterPool, service_image: None) -> Iterator[ClusterPool]:
         cluster.clear()
     finally:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        rig.kubectl("delete", "--ignore-not-found", "-f", "-", "--timeout=120s", stdin=text)
+        for words in (
+            ("daemonset,pod", "--all", "-n", "sluice-node", "--grace-period=2"),
+            ("-f", "-"),
+        ):
+            rig.kubectl("delete", "--ignore-not-found", *words, "--timeout=120s", stdin=text)
         rig.try_kubectl("label", "node", NODE, "sluice.io/server-")
         cluster.plane.start_server()
         cluster.start_part("node")
@@ -117,20 +128,20 @@ def rolled_out(cluster: ClusterPool, name: str) -> None:
     assert cluster.rig.try_kubectl(*words), own_pods(cluster)
 
 
-@pytest.mark.parametrize("name", ["sluice-node", "sluice-server"])
-def test_an_update_ends_no_session(in_pods: ClusterPool, name: str) -> None:
+def test_an_update_ends_no_session(in_pods: ClusterPool) -> None:
     counting(in_pods, "counts")
     [session] = [each["id"] for each in in_pods.plane.sessions("running")]
-    [before] = uids(in_pods, name)
-    in_pods.rig.kubectl("-n", "sluice-node", "rollout", "restart", f"daemonset/{name}")
-    wait_for(lambda: uids(in_pods, name) not in ([], [before]), 120, in_pods.state)
-    rolled_out(in_pods, name)
-    goes_on_counting(in_pods, "counts")
-    wait_for(lambda: in_pods.plane.node_state() == "up", 60, in_pods.state)
-    comes = container("cuda", "/bin/vector_add")
-    in_pods.apply(pod("comes", comes, claim_template="small"))
-    assert "wrong 0" in in_pods.finished("comes")
-    assert session in [each["id"] for each in in_pods.plane.sessions("running")]
+    for name in ("sluice-node", "sluice-server"):
+        [before] = uids(in_pods, name)
+        in_pods.rig.kubectl("-n", "sluice-node", "rollout", "restart", f"daemonset/{name}")
+        wait_for(lambda name=name, old=before: uids(in_pods, name) not in ([], [old]), 120)
+        rolled_out(in_pods, name)
+        goes_on_counting(in_pods, "counts")
+        wait_for(lambda: in_pods.plane.node_state() == "up", 60, in_pods.state)
+        comes = container("cuda", "/bin/vector_add")
+        in_pods.apply(pod(f"comes-{name}", comes, claim_template="small"))
+        assert "wrong 0" in in_pods.finished(f"comes-{name}")
+        assert session in [each["id"] for each in in_pods.plane.sessions("running")]
     goes_on_counting(in_pods, "counts")
 
 

@@ -300,7 +300,7 @@ class Suspending:
             reservations = self._ledger.reservations
             return reservations.free(reservations.records[grant.reservation]).get(key)
         capacity = self._fleet.capacity.of(key)
-        return capacity and Resources(capacity.free_mib, capacity.free_percent)
+        return Resources(capacity.free_mib, capacity.free_percent) if capacity else None
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""

@@ -131,7 +131,7 @@ class Scheduler:
     def _has_its_own(self, request: GrantRequest) -> bool:
         """Whether what others wait for concerns it not: a reservation's owner, a job's process."""
         reservations = self._ledger.reservations
-        return bool(request.job and self._jobs.grant_of(request) or reservations.of(request))
+        return bool((request.job and self._jobs.grant_of(request)) or reservations.of(request))
 
     def _resume(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> None:
         """A suspended grant in its turn: it comes back, or holds its GPUs against those behind.

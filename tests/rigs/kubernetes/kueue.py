@@ -160,6 +160,6 @@ def _remove(rig: KubernetesRig) -> None:
         rig.try_kubectl("delete", name, "-A", "--all", "--ignore-not-found", "--timeout=30s")
     for kind in _WEBHOOKS:
         rig.kubectl("delete", kind, *_OWN, "--ignore-not-found")
-    rig.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+    rig.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
     rig.kubectl("delete", "crd", *_OWN, "--ignore-not-found", "--wait=false")
     rig.kubectl("delete", "clusterrole,clusterrolebinding", *_OWN, "--ignore-not-found")
