@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim, helm, and all
-# of Kubernetes as one program that is called by the names of its parts. Each is built once: where TARGET has it from the same
-# sources, nothing is done. `build_kubernetes.sh VENV TARGET`; SLUICE_GO_JOBS (2) compile at once; about ten minutes and
-# 5 GB of Go's build cache from nothing. SLUICE_BUILD_LOCK names a file to lock for each step, where others build, too.
+# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim, helm, all of
+# Kubernetes as one program that is called by the names of its parts, and Kueue with its chart. Each is built once: where
+# TARGET has it from the same sources, nothing is done. `build_kubernetes.sh VENV TARGET`; SLUICE_GO_JOBS (2) compile at
+# once; about ten minutes and 5 GB of Go's build cache from nothing. SLUICE_BUILD_LOCK names a file to lock for each step,
+# where others build, too.
 set -euo pipefail
 venv=$(realpath -s "$1") target=$(realpath -m "$2")
 go=$("$(dirname "$0")/find_go.sh" "$venv" 26)
@@ -39,5 +40,10 @@ for program in containerd containerd-shim-runc-v2 ctr; do build node $program gi
 build kube kube . k8s.io/client-go/kubernetes k8s.io/kubernetes/cmd/kube-apiserver/app k8s.io/kubectl/pkg/cmd \
   k8s.io/kubernetes/cmd/kubelet/app k8s.io/kubernetes/cmd/kube-controller-manager/app
 build helm helm helm.sh/helm/v4/cmd/helm # shares most of its packages with kubectl
+build kueue kueue sigs.k8s.io/kueue/cmd/kueue k8s.io/client-go/kubernetes sigs.k8s.io/kueue/pkg/cache/scheduler
+[ -d "$target/kueue-chart" ] || {
+  chart=$(cd "$sources/kueue" && "$go" list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/charts/kueue
+  cp -r --no-preserve=mode "$chart" "$target/kueue-chart.new" && mv "$target/kueue-chart.new" "$target/kueue-chart"
+}
 for part in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sf kube "$target/$part"; done
 gcc -Os -static -s -o "$target/pause" "$sources/pause.c"

@@ -36,6 +36,7 @@ from sluice.kubernetes.pods import Pods
 from sluice.kubernetes.pool_follower import PoolFollower
 from sluice.kubernetes.publishing import KubernetesController, Leftovers, Publisher
 from sluice.kubernetes.server_socket import ServerSocket
+from sluice.kubernetes.suspended_events import SuspendedEvents
 from sluice.kubernetes.waiting import Holdings
 from sluice.kubernetes.waiting_events import WaitingEvents
 from sluice.pool_client.access import Access, Credentials
@@ -79,7 +80,8 @@ async def run_controller(config: KubernetesConfig) -> None:
         holdings = Holdings()
         leftovers = Leftovers(section, cluster, viewer, pool, holdings)
         waiting = WaitingEvents(cluster, lambda: publisher.devices, holdings)
-        await KubernetesController(section, publisher, leftovers, waiting, viewer).run()
+        suspended = SuspendedEvents(cluster, viewer)
+        await KubernetesController(section, publisher, leftovers, waiting, suspended, viewer).run()
 
 
 async def run_device_plugin(config: KubernetesConfig) -> None:

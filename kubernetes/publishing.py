@@ -2,11 +2,11 @@
 """Keeps the cluster true to the pool, and the pool to the cluster: `sluice-kubernetes controller`.
 
 Run by __main__.py, once for a cluster. Towards the cluster: ResourceSlices of what is reserved for
-it, written only where they differ, and events of pods that wait (waiting_events.py). Towards the
-pool: a part whose claim is gone or holds nothing any more is given back, whoever was to do it and
-could not (a node that is lost, a plugin that was down). Both are looked at whole now and then, and
-in between where something is said to have changed. It keeps no state that is not found again;
-whoever does not answer is asked again.
+it, written only where they differ, and events of pods that wait (waiting_events.py) or stand still
+(suspended_events.py). Towards the pool: a part whose claim is gone or holds nothing any more is
+given back, whoever was to do it and could not (a node that is lost, a plugin that was down). Both
+are looked at whole now and then, and in between where something is said to have changed. It keeps
+no state that is not found again; whoever does not answer is asked again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sluice.kubernetes.slices import (
     same_spec,
     slices_of,
 )
+from sluice.kubernetes.suspended_events import SuspendedEvents
 from sluice.kubernetes.waiting import Holdings
 from sluice.kubernetes.waiting_events import WaitingEvents
 from sluice.pool_client.async_client import AsyncPoolClient
@@ -238,7 +239,7 @@ class Leftovers:
 
 
 class KubernetesController:
-    """Both, until cancelled."""
+    """All of it, until cancelled."""
 
     def __init__(
         self,
@@ -246,14 +247,17 @@ class KubernetesController:
         publisher: Publisher,
         leftovers: Leftovers,
         waiting: WaitingEvents,
+        suspended: SuspendedEvents,
         viewer: AsyncPoolClient,
     ) -> None:
         self._section = section
         self._publisher = publisher
         self._leftovers = leftovers
         self._waiting = waiting
+        self._suspended = suspended
         self._viewer = viewer
         self._changed = asyncio.Event()
+        self._suspensions = asyncio.Event()
         self._told: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -263,6 +267,7 @@ class KubernetesController:
             tasks.create_task(self._for_ever("slices", self._publish_once))
             tasks.create_task(self._for_ever("claims", self._follow_claims_once))
             tasks.create_task(self._for_ever("pods that wait", self._tell_pods_once))
+            tasks.create_task(self._for_ever("suspended pods", self._tell_suspended_once))
 
     async def _publish_once(self) -> None:
         self._changed.clear()
@@ -285,6 +290,11 @@ class KubernetesController:
         else:
             await asyncio.sleep(RETRY_SECONDS / 4)
 
+    async def _tell_suspended_once(self) -> None:
+        self._suspensions.clear()
+        await self._suspended.look()
+        await self._suspensions.wait()
+
     async def _follow_pool(self) -> None:
         def broke(error: Exception) -> None:
             self._tell("events", str(error))
@@ -292,6 +302,8 @@ class KubernetesController:
         async for event in self._viewer.events(broke):
             if not event or str(event.get("kind", "")).startswith(_TELLING):
                 self._changed.set()
+            if self._suspended.heard(event):
+                self._suspensions.set()
 
     async def _for_ever(self, what: str, once: Callable[[], Awaitable[None]]) -> None:
         while True:

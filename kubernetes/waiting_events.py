@@ -37,6 +37,7 @@ AGAIN_SECONDS = 60.0
 LONGEST_MESSAGE = 1024
 #: Of an event's generateName, to which Kubernetes adds five signs.
 LONGEST_NAME = 240
+_NAMED = ("namespace", "name", "uid", "resourceVersion")
 HAS_ROOM = (
     "the pool has room for what it asks for, and the scheduler takes none of it: look at the "
     "claim's selectors, constraints and tolerations, and at what else the pod asks of its node"
@@ -142,8 +143,10 @@ def claims_of(pod: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name]
 
 
-def event(pod: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """An Event (v1) of a pod."""
+def event(
+    pod: Mapping[str, Any], text: str, reason: str = REASON, kind: str = "Warning"
+) -> dict[str, Any]:
+    """An Event (v1) of a pod, of which the metadata is enough."""
     metadata = pod["metadata"]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -156,11 +159,11 @@ def event(pod: Mapping[str, Any], text: str) -> dict[str, Any]:
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",
-            **{key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")},
+            **{key: metadata[key] for key in _NAMED if key in metadata},
         },
-        "reason": REASON,
+        "reason": reason,
         "message": text[:LONGEST_MESSAGE],
-        "type": "Warning",
+        "type": kind,
         "source": {"component": COMPONENT},
         "firstTimestamp": now,
         "lastTimestamp": now,

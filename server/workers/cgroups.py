@@ -3,7 +3,9 @@
 
 Called by workers.process where systemd does not run (a scope does the same there). It owns
 the folders named `sluice` in the hierarchy, of version 2 or 1, whichever is writable; where none
-is, it says so once and sessions run without limits.
+is, it says so once and sessions run without limits. Of version 1 a worker leaves the server's
+groups in every hierarchy: where the server is in a container, whoever ends that by one of them
+would end its workers, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ log = logging.getLogger("sluice.server")
 
 ROOT = Path("/sys/fs/cgroup")
 GROUP = "sluice"
+LIMITED = ("memory", "pids")
 
 
 class SessionCgroups:
@@ -25,6 +28,7 @@ class SessionCgroups:
     def __init__(self, pids: int, root: Path = ROOT) -> None:
         self._pids = pids
         self._parents: dict[str, Path] = {}  # what it limits → parent folder
+        self._apart: list[Path] = []  # groups of version 1 that limit nothing
         self._version = 2 if (root / "cgroup.controllers").exists() else 1
         try:
             self._prepare(root)
@@ -49,6 +53,12 @@ class SessionCgroups:
                 (group / "cgroup.procs").write_text(f"{pid}\n")
             except OSError as error:
                 log.warning("worker %s runs without its %s limit: %s", worker_id, kind, error)
+
+        for group in self._apart:
+            try:
+                (group / "cgroup.procs").write_text(f"{pid}\n")
+            except OSError as error:
+                log.warning("worker %s stays in the server's own %s: %s", worker_id, group, error)
 
     def ran_out_of_memory(self, worker_id: str) -> bool:
         """Whether the kernel has ended a process there for its limit on memory."""
@@ -82,10 +92,25 @@ class SessionCgroups:
                 (folder / "cgroup.subtree_control").write_text("+memory +pids")
             self._parents["unified"] = parent
             return
-        for kind in ("memory", "pids"):
+        for kind in LIMITED:
             parent = root / kind / GROUP
             parent.mkdir(exist_ok=True)
             self._parents[kind] = parent
+        others = (folder for folder in root.iterdir() if folder.name not in LIMITED)
+        for folder in sorted({folder.resolve() for folder in others}):
+            with contextlib.suppress(OSError):  # a hierarchy of somebody else's
+                self._apart.append(self._beside(folder))
+
+    def _beside(self, folder: Path) -> Path:
+        """A group that limits nothing, of one hierarchy of version 1."""
+        if not (folder / "cgroup.procs").exists():
+            raise FileNotFoundError(folder)
+        group = folder / GROUP
+        group.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if (folder / name).exists() and not (group / name).read_text().strip():
+                (group / name).write_text((folder / name).read_text())
+        return group
 
     def _limit(self, group: Path, name: str, value: int) -> None:
         if value == 0:

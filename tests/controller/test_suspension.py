@@ -16,7 +16,18 @@ from sluice.controller.pool.grants.suspension import (
     SuspensionState,
 )
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Event, Gpu, Grant, Node, Quota
+from sluice.controller.pool.model import (
+    Event,
+    Gpu,
+    GpuKey,
+    Grant,
+    Mode,
+    Node,
+    OwnerKind,
+    Quota,
+    Reservation,
+)
+from sluice.controller.pool.reservations.parts import Place
 from sluice.resources.ends import EndCause
 
 MIB, CONTEXT = 8000, 500
@@ -323,3 +334,82 @@ def test_who_waits_to_join_a_suspended_job_keeps_it_and_others_from_nothing(
     assert decisions.suspends == [SuspendOrder("a", grant.id, resume=True)]
     answers = bench.pool.lifecycle.suspension("a", runs(grant)).answers
     assert isinstance(answers["joins"], Granted)
+
+
+RESERVED = {"project": "k8s", "owner_label": "k8s", "mode": Mode.RESERVED}
+
+
+def reserved(bench: PoolBench, **sizes: int) -> Reservation:
+    """Room that is the label's."""
+    return bench.reserve("whole", owner_kind=OwnerKind.LABEL, owner="k8s", project="k8s", **sizes)
+
+
+def taken(bench: PoolBench) -> tuple[int, int]:
+    """MiB and percent of the GPU that are used, or kept for somebody."""
+    both = [of(GpuKey("a", "a-gpu0")) for of in (bench.pool.usage, bench.pool.kept)]
+    return sum(u.memory_mib for u in both), sum(u.compute_percent for u in both)
+
+
+def test_what_draws_on_a_reservation_frees_room_there_and_nowhere_else() -> None:
+    bench = make_bench()
+    join(bench)
+    bench.pool.limits.set_quota(Quota("k8s", memory_mib=6000))  # what is reserved, and no more
+    reserved(bench, memory_mib=6000, compute_percent=60)
+    grant = running(bench, memory_mib=6000, compute_percent=60, **RESERVED)
+    before = taken(bench)
+    wanted = {"memory_mib": 2000, "compute_percent": 20, "wait_seconds": -1}
+    assert bench.ask(request_id="theirs", **wanted) == "theirs"
+    suspended(bench, grant, staying=100)
+    assert taken(bench) == before, "it is its owner's still"
+    assert bench.pool.queue.get("theirs"), "and nobody else's"
+    own = running(bench, memory_mib=5000, compute_percent=50, **RESERVED)
+    assert own.reservation == "whole"
+    assert bench.pool.lifecycle.resume(grant.id).suspends == [], "there is no room"
+    decisions = bench.pool.lifecycle.session_ended("", own.id, GONE)
+    assert decisions.suspends == [SuspendOrder("a", grant.id, resume=True)]
+    bench.pool.lifecycle.suspension("a", runs(grant))
+    assert [(v.memory_mib, v.compute_percent) for v in grant.vgpus] == [(6000, 60)]
+    assert taken(bench) == before
+
+
+def test_one_on_a_reservation_that_waits_to_go_on_keeps_nobody_of_the_pool_waiting() -> None:
+    bench = make_bench()
+    join(bench)
+    reserved(bench, memory_mib=3000, compute_percent=30)
+    grant = running(bench, memory_mib=3000, compute_percent=30, **RESERVED)
+    suspended(bench, grant)
+    other = running(bench, memory_mib=2000, compute_percent=30, **RESERVED)
+    assert other.reservation == "whole", "its context is there still, and no more"
+    bench.pool.lifecycle.resume(grant.id)
+    assert isinstance(bench.ask(memory_mib=3000, compute_percent=30, wait_seconds=-1), Granted)
+
+
+def test_a_part_keeps_its_room_while_what_runs_on_it_is_suspended() -> None:
+    """So that a platform's scheduler, for which the claim is allocated still, is not wrong."""
+    bench = make_bench()
+    join(bench)
+    reserved(bench, memory_mib=6000, compute_percent=60)
+    record = ("part", OwnerKind.LABEL, "claim-1", "k8s", 1, 0, 0, 0, "", bench.clock.wall())
+    place = Place(GpuKey("a", "a-gpu0"), 4000, 40)
+    bench.pool.parts.keep(Reservation(*record, within="whole"), [place])
+    grant = running(bench, **{**RESERVED, "owner_label": "claim-1"})
+    assert grant.reservation == "part"
+    suspended(bench, grant, staying=100)
+    other = Reservation("other", *record[1:2], "claim-2", *record[3:], within="whole")
+    with pytest.raises(Impossible, match="2000 MiB and 20 % free there"):
+        bench.pool.parts.keep(other, [place])
+    assert bench.pool.lifecycle.resume(grant.id).suspends
+    bench.pool.lifecycle.suspension("a", runs(grant))
+    suspended(bench, grant)
+    decisions = bench.pool.parts.give_back("part", "its claim is over")
+    assert [order.grant_id for order in decisions.ends] == [grant.id]
+
+
+def test_what_draws_on_a_reservation_gives_way_to_nobody_of_the_pool() -> None:
+    bench = make_bench()
+    join(bench)
+    reserved(bench, memory_mib=6000, compute_percent=60)
+    grant = running(bench, memory_mib=6000, compute_percent=60, **RESERVED)
+    bench.ask(request_id="urgent", memory_mib=6000, compute_percent=60, **URGENT)
+    assert grant.suspension is SuspensionState.NONE
+    assert not grant.ordered_end

@@ -65,7 +65,7 @@ class ClusterPool:
     @staticmethod
     def load_images(rig: KubernetesRig, programs: Path, bundle: Path) -> None:
         """An image as a user makes one: programs, a libc, a shell."""
-        names = ("vector_add", "hold_vgpu", "device_query", "oom")
+        names = ("vector_add", "hold_vgpu", "counts", "device_query", "oom")
         files: dict[str, Path | str] = {f"bin/{name}": programs / name for name in names}
         ours = [bundle / "lib" / name for name in ("libcuda.so.1", "libcudart.so.13")]
         files.update(libraries_of(*(programs / name for name in names), *ours))
@@ -77,9 +77,13 @@ class ClusterPool:
 
     def start(self) -> None:
         """Everything, and the slices of what is reserved are there."""
+        self.plane.start_controller()
+        self.join(self.plane.first_token())
+
+    def join(self, admin: str) -> None:
+        """The pool's controller is there: server and parts come; the token is an admin's."""
         plane = self.plane
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
+        plane.rest = plane.rest_as(admin, follow_redirects=True)
         self._token("node.token", role="node", node=NODE)
         self._token("viewer.token", role="viewer")
         self._token("cluster.token", role="tenant", project=LABEL, label=LABEL)
@@ -153,6 +157,11 @@ class ClusterPool:
         path.write_text(answer.json()["secret"])
         path.chmod(0o600)
 
+    @property
+    def addresses(self) -> str:
+        """Where the pool's controllers are."""
+        return f"127.0.0.1:{self.plane.rest_port}"
+
     def configure(self, name: str) -> None:
         """A part's kubernetes.conf."""
         (self.folder / f"{name}-part.conf").write_text(
@@ -160,7 +169,7 @@ class ClusterPool:
 log_dir = {self.folder}/log
 log_to_file = false
 [controller]
-addresses = 127.0.0.1:{self.plane.rest_port}
+addresses = {self.addresses}
 token_file = {self.folder}/cluster.token
 viewer_token_file = {self.folder}/viewer.token
 [kubernetes]
@@ -244,8 +253,14 @@ cdi_dir = {self.rig.cdi}
 
     def reasons(self, pod: str) -> list[str]:
         """What Sluice's own events say of why a pod waits."""
+        return [text for reason, text in self.told(pod) if reason == "WaitsForVGPU"]
+
+    def told(self, pod: str) -> list[tuple[str, str]]:
+        """The events of a pod that Sluice's own wrote, reason and text, oldest first."""
         listed = self.rig.get("events", "--field-selector", f"involvedObject.name={pod}")["items"]
-        return [each["message"] for each in listed if each["reason"] == "WaitsForVGPU"]
+        own = [each for each in listed if each["source"].get("component") == "sluice-kubernetes"]
+        own.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+        return [(each["reason"], each["message"]) for each in own]
 
     def wait_for_phase(self, pod: str, *phases: str, namespace: str = "default") -> str:
         """Until a pod is in one of them; which."""

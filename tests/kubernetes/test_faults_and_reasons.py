@@ -9,7 +9,6 @@ import pytest
 from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
-from tests.kubernetes.work import holding
 
 pytestmark = pytest.mark.kubernetes
 
@@ -90,15 +89,3 @@ def test_a_pod_that_waits_is_told_what_is_missing(cluster: ClusterPool) -> None:
         [said] = cluster.reasons(name)
         assert wants in said
         assert (free in said) == (name != "never")
-
-
-def test_nobody_suspends_a_pod(cluster: ClusterPool) -> None:
-    """Its room is reserved for the cluster, and nobody else's while it stood still."""
-    holding(cluster, "holds")
-    [session] = cluster.plane.sessions("running")
-    parts = cluster.parts_of_reservation()
-    refused = cluster.plane.rest.post(f"/grants/{session['grant_id']}/suspend")
-    assert refused.status_code == 409
-    assert f"draws on reservation {parts[0]['id']}, whose room would stay" in refused.text
-    assert [each["id"] for each in cluster.plane.sessions("running")] == [session["id"]]
-    assert cluster.parts_of_reservation() == parts

@@ -249,7 +249,7 @@ def test_every_part_restarts_in_every_order_while_pods_come_and_work(
     parts = ("kubelet", "device-plugin", "extender", "sluice-controller")
     for number, part in enumerate(every_order(parts)):
         restart(cluster, part)
-        if number % 16 == 15:
+        if number % 6 == 5:
             still_works(cluster, "works")
             wait_for(extended.answers, 60, cluster.state)  # who makes a pod tries again
             name = f"comes-{number}"

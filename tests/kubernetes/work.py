@@ -20,6 +20,8 @@ from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
 WORKS = ("sh", "-c", "while :; do /bin/vector_add; sleep 0.3; done")
 #: Has one session, which is to outlive what is restarted.
 HOLDS = ("/bin/hold_vgpu", "600")
+#: Counts on the device in one session: a round that went wrong, or a session that ended, ends it.
+COUNTS = ("/bin/counts", "0", "100")
 #: A pod that leaves a node which is gone at once, and not after five minutes.
 LEAVES = {
     "tolerations": [
@@ -89,6 +91,32 @@ def additions(cluster: ClusterPool, name: str) -> int:
     log = cluster.rig.log_of(name, "cuda")
     assert "wrong" not in log.replace("wrong 0", "")
     return log.count("wrong 0")
+
+
+def counting(cluster: ClusterPool, name: str, **more: Any) -> dict[str, Any]:
+    """A pod that counts, once it does."""
+    cluster.apply(
+        template("small", "500Mi", "10"),
+        pod(name, container("cuda", *COUNTS), claim_template="small", **more),
+    )
+    wait_for(lambda: counted(cluster, name), 180, cluster.state)
+    found: dict[str, Any] = cluster.rig.get("pod", name)
+    return found
+
+
+def counted(cluster: ClusterPool, name: str) -> int:
+    """How far it has counted; it counts right, and from the beginning only once."""
+    lines = cluster.rig.log_of(name, "cuda").splitlines()
+    assert lines == [f"count {number}, wrong 0" for number in range(1, len(lines) + 1)]
+    return len(lines)
+
+
+def goes_on_counting(cluster: ClusterPool, name: str) -> None:
+    """It does, in the same container."""
+    before = counted(cluster, name)
+    wait_for(lambda: counted(cluster, name) > before + 2, 180, cluster.state)
+    status = cluster.rig.get("pod", name)["status"]
+    assert [each["restartCount"] for each in status["containerStatuses"]] == [0]
 
 
 def job(name: str, pod_spec: dict[str, Any], **spec: Any) -> dict[str, Any]:

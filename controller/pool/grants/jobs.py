@@ -63,6 +63,11 @@ class Jobs:
         """Every live grant of a job."""
         return list(self._grants.values())
 
+    @property
+    def are_none(self) -> bool:
+        """Whether no live grant is a job's."""
+        return not self._grants
+
     def grant_of(self, request: GrantRequest) -> Grant | None:
         """The live grant that the request belongs to."""
         key = key_of(request)

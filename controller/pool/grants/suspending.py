@@ -2,7 +2,8 @@
 """Grants that are suspended: what is asked of their servers, what is booked, and who comes back.
 
 Part of pool.Pool. A grant that is to be suspended is booked as before until its server says that
-its memory is the host's; from then on only what stays is, with no compute. It comes back when that
+its memory is the host's; from then on only what stays is, with no compute. One that draws on a
+reservation frees room there, for the reservation's owner, and nowhere else. It comes back when that
 was asked for and there is room on the GPUs that it has (its contexts are there): it stands in the
 queue with its priority, by the time since it was suspended (scheduling.Scheduler asks `in_order`
 and `attempt`). It promises that nothing is booked for others before it is free, and that what is
@@ -37,6 +38,7 @@ from sluice.controller.pool.model import (
     as_it_is,
 )
 from sluice.controller.pool.projects.quotas import Held
+from sluice.controller.pool.reservations.reservations import Resources
 from sluice.resources.ends import End, EndCause
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
@@ -160,11 +162,6 @@ class Suspending:
                 f"grant {grant.id} runs at once with others (MPS) and cannot be suspended alone: "
                 "end it instead"
             )
-        if grant.reservation:
-            return (
-                f"grant {grant.id} draws on reservation {grant.reservation}, whose room would stay "
-                "its owner's: end it, or the reservation"
-            )
         node = self._fleet.nodes.get(grant.node)
         if node and not node.swap_mib:
             return (
@@ -253,9 +250,14 @@ class Suspending:
     def attempt(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> bool:
         """Has it resumed, if there is room that nobody before it waits for."""
         sized = self._sized(grant)
-        if any(key in held for key, _ in grant.placed()) or not self._fits(grant, sized):
+        reserved = bool(grant.reservation)  # then nobody waits for its room, and no quota counts it
+        if not reserved and any(key in held for key, _ in grant.placed()):
             return False
-        over = self._ledger.quotas.exceeded(grant.project, Held.of(sized), Held.of(grant.vgpus))
+        if not self._fits(grant, sized):
+            return False
+        over = not reserved and self._ledger.quotas.exceeded(
+            grant.project, Held.of(sized), Held.of(grant.vgpus)
+        )
         node = self._fleet.nodes.get(grant.node)
         if over or node is None or node.state is not NodeState.UP:
             return False
@@ -328,17 +330,25 @@ class Suspending:
             memory[key] += then.memory_mib - now.memory_mib
             percent[key] += then.compute_percent - now.compute_percent
         for key in memory:
-            capacity, gpu = self._fleet.capacity.of(key), self._fleet.gpus.get(key)
-            if capacity is None or gpu is None or gpu.fault:
+            gpu, room = self._fleet.gpus.get(key), self._room(grant, key)
+            if room is None or gpu is None or gpu.fault:
                 return False
-            if memory[key] > max(0, capacity.free_mib):
+            if memory[key] > max(0, room.memory_mib) or percent[key] > max(0, room.compute_percent):
                 return False
-            if percent[key] > max(0, capacity.free_percent):
-                return False
+        if grant.reservation:
+            return True
         for (key, _), then in zip(grant.placed(), sized, strict=True):
             if not self._fleet.capacity_of(self._fleet.gpus[key]).fits_alone(then.memory_mib):
                 return False
         return True
+
+    def _room(self, grant: Grant, key: GpuKey) -> Resources | None:
+        """What is free of a GPU for a grant: of its reservation, where it draws on one."""
+        if grant.reservation:
+            reservations = self._ledger.reservations
+            return reservations.free(reservations.records[grant.reservation]).get(key)
+        capacity = self._fleet.capacity.of(key)
+        return Resources(capacity.free_mib, capacity.free_percent) if capacity else None
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""

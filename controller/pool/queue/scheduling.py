@@ -105,13 +105,15 @@ class Scheduler:
             if answered := self.claims.settle(claim, self.queue.get(claim.request_id)):
                 self._answer(*answered, decisions)
         held: set[GpuKey] = set()
-        everything = len(self._fleet.gpus)
+        everything, reservations = len(self._fleet.gpus), self._ledger.reservations
         suspended = deque(self._suspending.in_order())
         for entry in self.queue.walk():
             if entry.request.request_id in self.claims:
                 continue
             while suspended and suspended[0][0] <= entry.order[:2]:
                 self._resume(suspended.popleft()[1], held, decisions)
+            if len(held) >= everything and not self._has_its_own(entry.request):
+                continue
             outcome = self.granting.attempt(entry.request, held)
             if outcome is Blocked.BY_ROOM:
                 held |= self._fleet.reach(entry.alike)
@@ -119,7 +121,7 @@ class Scheduler:
                 held.update(self._gpus_of_job(entry.request))
             elif not isinstance(outcome, Blocked):
                 self._answer(entry.request, outcome, decisions)
-            if len(held) >= everything:
+            if len(held) >= everything and self._jobs.are_none and reservations.are_none:
                 break
         for _, grant in suspended:
             self._resume(grant, held, decisions)
@@ -127,9 +129,17 @@ class Scheduler:
             if entry.request.request_id not in self.claims:
                 self.claims.preempt(entry, decisions)
 
+    def _has_its_own(self, request: GrantRequest) -> bool:
+        """Whether what others wait for concerns it not: a reservation's owner, a job's process."""
+        reservations = self._ledger.reservations
+        return bool((request.job and self._jobs.grant_of(request)) or reservations.of(request))
+
     def _resume(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> None:
-        """A suspended grant in its turn: it comes back, or holds its GPUs against those behind."""
-        if not self._suspending.attempt(grant, held, decisions):
+        """A suspended grant in its turn: it comes back, or holds its GPUs against those behind.
+
+        One that draws on a reservation holds nothing: those behind cannot have its room.
+        """
+        if not self._suspending.attempt(grant, held, decisions) and not grant.reservation:
             held.update(key for key, _ in grant.placed())
 
     def _answer(

@@ -63,8 +63,11 @@ class Reservations:
 
     def remove(self, reservation: Reservation) -> None:
         """It has ended; the record stays for people to look at."""
-        owned = self._by_owner.get((reservation.owner_kind, reservation.owner), {})
+        owner = (reservation.owner_kind, reservation.owner)
+        owned = self._by_owner.get(owner, {})
         owned.pop(reservation.id, None)
+        if not owned:
+            self._by_owner.pop(owner, None)
         self.index(reservation)
 
     def forget_old(self, kept: int) -> None:
@@ -96,6 +99,11 @@ class Reservations:
             for reservation in self._by_owner.get((kind, name), {}).values()
             if reservation.state is ReservationState.HELD
         ]
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nobody owns one that has not ended."""
+        return not self._by_owner
 
     def owned(self, kind: OwnerKind, name: str) -> list[Reservation]:
         """An owner's reservations that have not ended, oldest first."""

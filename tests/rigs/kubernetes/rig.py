@@ -198,6 +198,10 @@ class KubernetesRig:
         if loaded.returncode:
             raise RigError(f"image {name}: {loaded.stderr}")
 
+    def has_image(self, name: str) -> bool:
+        """Whether containerd has it."""
+        return name in self._ctr("-n", "k8s.io", "images", "list", "-q").stdout.splitlines()
+
     def wait(self, what: str, is_there: Callable[[], Any], seconds: float = 240) -> None:
         """Until it is there; raises RigError."""
         deadline = time.monotonic() + seconds
