@@ -34,6 +34,9 @@ SessionPlan read_plan(const process::Message& m) {
   m.number("windows", &plan.windows);
   m.number("first_window", &plan.first_window);
   plan.cuda_version = word_of(m.text("request"), offsetof(wire::OpenSession, cuda_version));
+  const std::string merging = m.text("merge_launches");
+  if (merging == "auto") plan.merging = Merging::kAuto;
+  if (merging == "force") plan.merging = Merging::kForce;
   uint64_t grace = 0, closed_grace = 0, vgpus = 0;
   m.number("network_grace_seconds", &grace);
   m.number("closed_grace_seconds", &closed_grace);
