@@ -126,7 +126,7 @@ std::unique_ptr<PieceGraph> PieceGraph::make(Session& s, CaptureStreams& streams
   if (!lock || s.captures.any()) return *why = Refusal::kBusy, nullptr;
   std::unique_ptr<PieceGraph> made(new PieceGraph(s));
   made->frames_ = std::move(frames);
-  for (const Read& r : reads) made->steps_.push_back({r, nullptr});
+  for (const Read& r : reads) made->steps_.push_back({r, nullptr, {}});
   made->stream_ = reads[0].stream;
   made->context_ = made->frames_.at(0).header.context;
   StreamObject object;
@@ -176,7 +176,10 @@ bool PieceGraph::run_all(CUstream stream, const LibraryStates& libraries) {
       well = session_.driver.cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &graph, &last,
                                                        &edges, &count) == CUDA_SUCCESS &&
              status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count == 1;
-      if (well) steps_[i].node = last[0];
+      if (!well) continue;
+      steps_[i].node = last[0];
+      well =
+          session_.driver.cuGraphKernelNodeGetParams_v2(last[0], &steps_[i].kernel) == CUDA_SUCCESS;
     }
   }
   // Not told again it would work in the worker's stream from now on: the session cannot go on so.
@@ -229,15 +232,14 @@ bool PieceGraph::matches(size_t i, const Command& c, uint64_t key, const Read& r
 }
 
 bool PieceGraph::set_params(size_t i, std::span<const std::byte> params) {
-  CUDA_KERNEL_NODE_PARAMS p{};
-  const Driver& d = session_.driver;
-  if (d.cuGraphKernelNodeGetParams_v2(steps_[i].node, &p) != CUDA_SUCCESS) return false;
+  CUDA_KERNEL_NODE_PARAMS& p = steps_[i].kernel;
   size_t bytes = params.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<std::byte*>(params.data()),
                    CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
   p.kernelParams = nullptr;
   p.extra = extra;
-  return d.cuGraphExecKernelNodeSetParams_v2(exec_, steps_[i].node, &p) == CUDA_SUCCESS;
+  return session_.driver.cuGraphExecKernelNodeSetParams_v2(exec_, steps_[i].node, &p) ==
+         CUDA_SUCCESS;
 }
 
 bool PieceGraph::launch(const Frames& held, uint64_t name, CUresult* status) {

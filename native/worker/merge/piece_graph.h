@@ -57,7 +57,8 @@ class PieceGraph {
  private:
   struct Step {
     Read read;
-    CUgraphNode node = nullptr;  // of a kernel
+    CUgraphNode node = nullptr;  // of a kernel, and what it is but for its parameters
+    CUDA_KERNEL_NODE_PARAMS kernel{};
   };
   explicit PieceGraph(Session& s) : session_(s) {}
   Refusal capture(CUstream stream, const LibraryStates& libraries);
