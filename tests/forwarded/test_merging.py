@@ -21,9 +21,9 @@ def repeats() -> Path:
     return build_programs("repeats") / "repeats"
 
 
-def run(pool: StaticPool, program: Path, seed: int, how: str) -> str:
+def run(pool: StaticPool, program: Path, argument: str, how: str) -> str:
     done = subprocess.run(
-        [str(program), str(seed)],
+        [str(program), *argument.split()],
         env=pool.environment(SLUICE_MERGE=how),
         capture_output=True,
         text=True,
@@ -52,8 +52,8 @@ def test_results_are_the_same_bit_for_bit(
     tmp_path: Path, repeats: Path, seed: int, tcp: bool
 ) -> None:
     with StaticPool(tmp_path, tcp=tcp) as pool:
-        plain = run(pool, repeats, seed, "off")
-        forced = run(pool, repeats, seed, "force")
+        plain = run(pool, repeats, str(seed), "off")
+        forced = run(pool, repeats, str(seed), "force")
         assert forced == plain
         counts = sorted(merged(tmp_path, 2))
     assert counts[0] == 0
@@ -63,7 +63,14 @@ def test_results_are_the_same_bit_for_bit(
 def test_what_merges_by_itself_is_the_same(tmp_path: Path, repeats: Path) -> None:
     with StaticPool(tmp_path) as pool:
         expected = (PROGRAMS / "expected" / "repeats.out").read_text()
-        assert run(pool, repeats, 1, "auto") == expected
+        assert run(pool, repeats, "1", "auto") == expected
+
+
+@pytest.mark.parametrize("name", ["graphs", "capture_errors", "other_streams", "host_callback"])
+def test_what_no_piece_goes_over_is_as_ever(tmp_path: Path, name: str) -> None:
+    program = build_programs(name) / name
+    with StaticPool(tmp_path) as pool:
+        assert run(pool, program, "", "force") == run(pool, program, "", "off")
 
 
 def test_an_unknown_word_is_refused_by_name(tmp_path: Path, repeats: Path) -> None:
