@@ -150,6 +150,11 @@ class ThrottleSection(Section):
         description="true or false: tenants that do not fill a GPU together run at once while none "
         "has less than in turns",
     )
+    merge_launches: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto or off: whether commands that a program repeats may be launched as CUDA "
+        "graphs, where it asks for that (SLUICE_MERGE)",
+    )
     longest_overrun_seconds: float = Field(
         0.0,
         ge=0,

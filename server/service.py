@@ -155,6 +155,7 @@ class Server:
         self._devices = ContainerDevices(config.containers)
         libraries = library_folders(section, driver)
         starter = WorkerStarter(config, WorkerFiles(section.run_dir), libraries)
+        starter.merge_launches = config.throttle.merge_launches == "auto"
         if starter.users.ids:  # else one tenant's worker could write into another's
             starter.compute_cache = compute_cache(section)
         self._workers = WarmWorkers(

@@ -39,7 +39,13 @@ void keep_out(Session& s, CUstream stream, Vgpu* v) {
 }
 
 CUresult wait_idle(Session& s, Vgpu* v) {
-  if (!s.captures.any()) return s.driver.cuCtxSynchronize();
+  if (!s.captures.any()) {
+    const CUresult e = s.driver.cuCtxSynchronize();
+    if (!is_capture_error(e)) return e;
+    // A capture has begun since, which may be one of the worker's own: those end soon.
+    std::lock_guard lock(s.captures.mutex);
+    if (!s.captures.any()) return s.driver.cuCtxSynchronize();
+  }
   // A context with a stream that captures cannot be waited for as a whole, in no mode.
   CUresult result = CUDA_SUCCESS;
   const auto wait = [&](CUstream stream) {

@@ -21,6 +21,8 @@ namespace {
 // How long a leader looks at an empty channel before it sleeps. Longer than the pause between the
 // launches of a busy program.
 constexpr uint64_t kSpinNs = 60'000;
+// One who has sent nothing for so long likely waits for the GPU, or does something else.
+constexpr uint64_t kPauseNs = 10'000;
 // Nobody has taken a command for so long while the GPU worked: all may be waiting for it.
 constexpr uint64_t kStandingNs = 1'000'000'000;
 constexpr uint64_t kStopLookNs = 200'000;  // between two looks at whether commands are done
@@ -45,6 +47,11 @@ Executor::Executor(Session& session, std::function<void(const process::End&)> en
     bulk_ = session_.bulk.take();
     return bulk_ ? bulk_->at : nullptr;
   };
+  if (session.plan.merging != Merging::kOff)
+    merger_ = std::make_unique<merge::Merger>(
+        session, session.plan.merging,
+        merge::Merger::Runs{[this](const Command& c) { run_held(c); },
+                            [this](size_t n, CUresult status) { replayed(n, status); }});
 }
 
 bool Executor::start() {
@@ -111,10 +118,17 @@ void Executor::lead(std::byte* frame) {
   endpoint_.set_sleeping(false);
   uint64_t empty_since = 0;
   for (;;) {
+    if (merger_ && merger_->holding() && !more_comes()) merger_->let_go();
+    if (over_) return;
     const Endpoint::Got got = endpoint_.take(frame);
+    if (got != Endpoint::Got::kFrame && merger_) merger_->let_go();
     if (got == Endpoint::Got::kEmpty) {
       const uint64_t now = now_ns();
       if (empty_since == 0) empty_since = now;
+      if (merger_ && merger_->has_work() && now - empty_since > kPauseNs) {
+        merger_->work();
+        continue;
+      }
       if (now - empty_since < kSpinNs) {
         for (int i = 0; i < 50 && endpoint_.empty(); ++i) channel::cpu_relax();
         if (endpoint_.empty()) channel::spin_round();
@@ -150,6 +164,14 @@ void Executor::lead(std::byte* frame) {
   }
 }
 
+bool Executor::more_comes() {
+  do {
+    if (!endpoint_.empty()) return true;
+    channel::cpu_relax();
+  } while (now_ns() < merger_->held_until() && !stopped_.load(std::memory_order_relaxed));
+  return !endpoint_.empty();
+}
+
 bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   Command command;
   std::memcpy(&command.header, frame, sizeof command.header);
@@ -157,7 +179,10 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   command.bulk = bulk;
   const auto& table = dispatch_table();
   const uint16_t f = command.header.function;
-  if (f == wire::kClose) return end(closed(), CUDA_ERROR_DEINITIALIZED), false;
+  if (f == wire::kClose) {
+    if (merger_) merger_->let_go();
+    return end(closed(), CUDA_ERROR_DEINITIALIZED), false;
+  }
   const Handler* h = f < table.size() ? &table[f] : nullptr;
   const bool wants_answer = command.answered();
   if (!h || !h->run || (h->answered == Handler::Answered::kOnly && !wants_answer) ||
@@ -171,6 +196,12 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   session_.figures.commands.fetch_add(1, std::memory_order_seq_cst);
   MemoryAllowance* const room = session_.turns ? &session_.turns->memory() : nullptr;
   if (room) room->begin();
+  if (merger_) {
+    const bool alone = stopped_.load(std::memory_order_seq_cst) || session_.captures.any();
+    const bool taken = merger_->take(command, alone);
+    if (over_) return false;
+    if (taken) return true;
+  }
   if (stopped_.load(std::memory_order_seq_cst)) stand_back(room, false);
   if (room && h->takes) wait_for_room(command, *h);
   Reply reply;
@@ -305,6 +336,25 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
                          ". The client should have refused the call; the session is poisoned.");
     fail(reply.status);
   }
+  count_done();
+}
+
+// Its handler was found when it came, and it was counted.
+void Executor::run_held(const Command& command) {
+  if (over_) return;
+  const Handler& h = dispatch_table()[command.header.function];
+  Reply reply;
+  h.run(session_, command, reply);
+  if (session_.rejected()) return end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
+  finish(command, h, reply);
+}
+
+void Executor::replayed(size_t commands, CUresult status) {
+  if (status != CUDA_SUCCESS) fail(status);
+  for (size_t i = 0; i < commands; ++i) count_done();
+}
+
+void Executor::count_done() {
   session_.figures.activity.fetch_add(1, std::memory_order_seq_cst);
   if (session_.turns) session_.turns->memory().end();
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {

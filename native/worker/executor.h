@@ -13,6 +13,7 @@
 
 #include "process/control.h"
 #include "worker/dispatch.h"
+#include "worker/merge/merger.h"
 
 namespace sluice::worker {
 
@@ -44,9 +45,15 @@ class Executor {
   void wait_for_room(const Command& command, const Handler& handler);
   // False: the session is over.
   bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
+  // Whether another command comes before what is held has waited long enough.
+  bool more_comes();
   // The lane exists and has no other command under way. False: the session is over.
   bool take_lane(uint16_t lane);
   void finish(const Command& command, const Handler& handler, Reply& reply);
+  // One command of those that were held; so many, in place of which a graph was launched.
+  void run_held(const Command& command);
+  void replayed(size_t commands, CUresult status);
+  void count_done();
   // A GPU's context is no good any more, or a call failed whose caller had gone on.
   void fail(CUresult error);
   // False: there are none to be had, or as many as there may be.
@@ -58,6 +65,7 @@ class Executor {
   Session& session_;
   Endpoint& endpoint_;
   std::function<void(const process::End&)> ended_;
+  std::unique_ptr<merge::Merger> merger_;  // the leader's; null: nothing is merged
   std::atomic<bool> baton_{false};
   BulkFrame* bulk_ = nullptr;  // that the frame which was taken lies in; the leader's
   std::atomic<int> idle_{0};

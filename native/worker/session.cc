@@ -5,6 +5,7 @@
 
 #include "worker/hex.h"
 #include "worker/node_links.h"
+#include "worker/rehearsal.h"
 #include "worker/session_record.h"
 #include "worker/shared_event.h"
 
@@ -60,6 +61,11 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
   return endpoint_->publish_record(session_record(*this), error);
 }
 
+void Session::reject(const std::string& reason) {
+  if (Rehearsal* r = Rehearsal::current()) return r->refuse();
+  rejection_.reject(reason);
+}
+
 namespace {
 thread_local uint32_t last_used = ~0u;
 }
@@ -106,6 +112,7 @@ bool Session::stream(uint64_t id, uint32_t context, CUstream* handle, Vgpu** own
     v = use(s.device);
   }
   if (owner) *owner = v;
+  if (const Rehearsal* r = Rehearsal::current(); r && r->is(id, context)) *handle = r->instead();
   return v != nullptr;
 }
 

@@ -53,7 +53,7 @@ class Session {
   bool open(std::vector<Gpu>& gpus, std::string* error);
 
   // A command that no client of ours sends. Ends the session with this reason.
-  void reject(const std::string& reason) { rejection_.reject(reason); }
+  void reject(const std::string& reason);
   bool rejected() const { return rejection_.rejected(); }
   std::string reason() const { return rejection_.reason(); }
 

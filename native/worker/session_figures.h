@@ -7,7 +7,17 @@
 
 namespace sluice::worker {
 
+// Of launches as graphs (merge/merger.h).
+struct MergingFigures {
+  std::atomic<uint64_t> replayed{0}, launches{0};  // commands that graphs stood for, and the graphs
+  std::atomic<uint64_t> made{0}, refused{0}, ended{0};  // pieces
+  // Commands of pieces that were expected and did not come to their end: the next command did not
+  // come in time, was another, or one that no piece goes over.
+  std::atomic<uint64_t> late{0}, differing{0}, cut_short{0};
+};
+
 struct SessionFigures {
+  MergingFigures merging;
   std::atomic<uint64_t> commands{0}, round_trips{0};
   std::atomic<uint64_t> replied{0};                   // bytes of answers
   std::atomic<uint64_t> shared_in{0}, shared_out{0};  // bytes by shared memory (traffic.h)

@@ -34,6 +34,9 @@ SessionPlan read_plan(const process::Message& m) {
   m.number("windows", &plan.windows);
   m.number("first_window", &plan.first_window);
   plan.cuda_version = word_of(m.text("request"), offsetof(wire::OpenSession, cuda_version));
+  const uint32_t flags = word_of(m.text("request"), offsetof(wire::OpenSession, flags));
+  if (m.text("merge_launches") == "auto" && flags & wire::kMergeLaunches)
+    plan.merging = flags & wire::kMergeAtOnce ? Merging::kForce : Merging::kAuto;
   uint64_t grace = 0, closed_grace = 0, vgpus = 0;
   m.number("network_grace_seconds", &grace);
   m.number("closed_grace_seconds", &closed_grace);

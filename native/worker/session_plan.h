@@ -12,6 +12,9 @@ struct Message;
 
 namespace sluice::worker {
 
+// Whether commands that repeat are launched as graphs; kForce: at once, for tests.
+enum class Merging : uint8_t { kOff, kAuto, kForce };
+
 struct SessionPlan {
   std::string id, grant, channel;
   struct VgpuPlan {
@@ -31,6 +34,7 @@ struct SessionPlan {
   // Of the client's runtime, as its OpenSession says: 12090 = 12.9. 0: the server did not pass it
   // on.
   uint32_t cuda_version = 0;
+  Merging merging = Merging::kOff;
 };
 
 // What the message `session` says (native/api/control.yaml).

@@ -23,6 +23,15 @@ std::map<std::string, std::string> session_status(Session* session) {
   v["channel"] = channel_of(*session);
   v["commands"] = std::to_string(session->figures.commands.load());
   v["round_trips"] = std::to_string(session->figures.round_trips.load());
+  const MergingFigures& merging = session->figures.merging;
+  v["merged"] = std::to_string(merging.replayed.load());
+  v["merged_launches"] = std::to_string(merging.launches.load());
+  v["merged_late"] = std::to_string(merging.late.load());
+  v["merged_differing"] = std::to_string(merging.differing.load());
+  v["merged_cut_short"] = std::to_string(merging.cut_short.load());
+  v["pieces_made"] = std::to_string(merging.made.load());
+  v["pieces_refused"] = std::to_string(merging.refused.load());
+  v["pieces_ended"] = std::to_string(merging.ended.load());
   v["bytes_in"] = std::to_string(session->bytes_in());
   v["bytes_out"] = std::to_string(session->bytes_out());
   double busy = 0;

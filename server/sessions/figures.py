@@ -40,6 +40,7 @@ COUNTED = {
     "bytes_out": "sluice_channel_sent_bytes_total",
     "commands": "sluice_channel_commands_total",
     "round_trips": "sluice_channel_round_trips_total",
+    "merged": "sluice_channel_merged_commands_total",
 }
 BUSY_MS = "gpu_busy_ms"  # of all its vGPUs: what a worker of an earlier release says
 
@@ -63,6 +64,12 @@ FAMILIES = (
         "sluice_channel_round_trips_total",
         "counter",
         "Commands whose clients waited for an answer.",
+        ("channel",),
+    ),
+    Family(
+        "sluice_channel_merged_commands_total",
+        "counter",
+        "Commands in whose place graphs were launched, as they repeated (merge_launches).",
         ("channel",),
     ),
     Family(

@@ -214,6 +214,7 @@ class SessionOpener:
                 first_window=grant.granted.first_vgpu,
                 code=self._code(session, request.channel, folders),
                 client_pidfd=session.requester.pidfd,
+                merge_launches=self._starter.merge_launches,
             )
             started = await session.worker.start_session(start)
         # One that was to be RDMA may be TCP.

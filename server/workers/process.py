@@ -123,6 +123,7 @@ class WorkerStarter:
         self.compute_cache: ComputeCache | None = None
         #: The RDMA port that workers open, NAME:PORT:GID; empty: none.
         self.rdma = ""
+        self.merge_launches = False
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
         section = config.server
         self.cgroups = None if self._systemd else SessionCgroups(section.session_pids)

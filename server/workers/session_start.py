@@ -129,6 +129,8 @@ class SessionStart:
     #: The folders of its project's code that the worker may read.
     code: tuple[Named, ...] = ()
     client_pidfd: int = -1
+    #: Whether commands that repeat may be launched as graphs, if the request wants it.
+    merge_launches: bool = False
 
     @property
     def message(self) -> Message:
@@ -148,6 +150,8 @@ class SessionStart:
         if self.windows:
             fields["windows"] = str(self.windows)
             fields["first_window"] = str(self.first_window)
+        if self.merge_launches:
+            fields["merge_launches"] = "auto"
         if self.ledger:
             fields["ledger_slot"] = str(self.ledger.slot)
         for index, vgpu in enumerate(self.vgpus):

@@ -218,6 +218,7 @@ Config read_config() {
   r.read(setting::kLabels, &c.options.labels);
   r.read(setting::kMode, &c.options.mode);
   r.read(setting::kSharing, &c.options.sharing);
+  r.read(setting::kMergeLaunches, &c.options.merge_launches);
   r.read(setting::kPreempt, &c.options.preempt);
   r.read(setting::kSameGpu, &c.options.same_gpu);
   r.read(setting::kJob, &c.job);

@@ -22,6 +22,7 @@ struct RequestOptions {
   // Reserved, on-demand, or a reservation first and then the pool.
   std::string mode = setting::kMode.initial;
   std::string sharing = setting::kSharing.initial;
+  std::string merge_launches = setting::kMergeLaunches.initial;
   bool preempt = setting::kPreempt.initial;
   bool same_gpu = setting::kSameGpu.initial;
 };

@@ -59,7 +59,8 @@ wire::OpenSession make_request(const Config& c) {
             (c.options.same_gpu ? wire::kSameGpu : 0u) |
             (c.options.mode == "reserved" ? wire::kReservedOnly : 0u) |
             (c.options.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay |
-            wire::kResumable;
+            wire::kResumable | (c.options.merge_launches != "off" ? wire::kMergeLaunches : 0u) |
+            (c.options.merge_launches == "force" ? wire::kMergeAtOnce : 0u);
   r.priority = c.priority;
   r.wait_seconds = c.wait_seconds;
   r.pid = static_cast<uint32_t>(getpid());

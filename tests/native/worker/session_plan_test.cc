@@ -55,6 +55,26 @@ TEST(SessionPlan, SaysTheClientsCudaVersion) {
   EXPECT_EQ(read_plan({"session", {{"vgpus", "1"}, {"request", request}}, {}}).cuda_version, 0u);
 }
 
+TEST(SessionPlan, MergesLaunchesWhereServerAndClientWantIt) {
+  const auto merging = [](const std::string& server, uint8_t flags) {
+    std::string request(2 * sizeof(wire::OpenSession), '0');
+    static constexpr char kDigits[] = "0123456789abcdef";
+    // The second byte of the flags, in which both bits are.
+    request[2 * offsetof(wire::OpenSession, flags) + 2] = kDigits[flags >> 4];
+    request[2 * offsetof(wire::OpenSession, flags) + 3] = kDigits[flags & 15];
+    return read_plan(
+               {"session", {{"vgpus", "1"}, {"request", request}, {"merge_launches", server}}, {}})
+        .merging;
+  };
+  constexpr uint8_t kWanted = wire::kMergeLaunches >> 8, kAtOnce = wire::kMergeAtOnce >> 8;
+  EXPECT_EQ(merging("auto", kWanted), Merging::kAuto);
+  EXPECT_EQ(merging("auto", kWanted | kAtOnce), Merging::kForce);
+  EXPECT_EQ(merging("auto", 0), Merging::kOff);
+  EXPECT_EQ(merging("auto", kAtOnce), Merging::kOff);
+  EXPECT_EQ(merging("off", kWanted), Merging::kOff);
+  EXPECT_EQ(merging("", kWanted), Merging::kOff) << "an earlier server's";
+}
+
 TEST(SessionPlan, OfAnEarlierServerHasNoGrantOfOthers) {
   const SessionPlan plan = read_plan({"session", {{"vgpus", "1"}}, {}});
   EXPECT_EQ(plan.grant_vgpus, 0u);

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/merge/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "library/objects.h"
+#include "wire/bodies/cudnn_backend.h"
+#include "worker/library/library.h"
+#include "worker/merge/frames.h"
+#include "worker/merge/recogniser.h"
+
+namespace sluice::worker::merge {
+
+namespace {
+
+namespace ids = sluice::library;
+using wire::CallState;
+using wire::ParamKind;
+
+constexpr size_t kMostPeculiar = 1024;
+// Ids from which on commands of our own follow those of libraries (native/api/library_ids.lock).
+constexpr uint16_t kBehindLibraries = 4032;
+
+bool of_a_library(uint16_t function) {
+  return function >= wire::kFirstLibraryFunction && function < kBehindLibraries;
+}
+
+template <class T>
+bool take(const Command& c, T* value) {
+  if (c.body.size() < sizeof *value) return false;
+  std::memcpy(value, c.body.data(), sizeof *value);
+  return true;
+}
+
+uint64_t word(const Command& c, int index) {
+  uint64_t value = 0;
+  const size_t at = static_cast<size_t>(index) * 8;
+  if (index >= 0 && at + 8 <= c.body.size()) std::memcpy(&value, c.body.data() + at, 8);
+  return value;
+}
+
+// Commands of our own that change nothing of what a piece names.
+Kind kind_of(uint16_t function) {
+  switch (function) {
+    case wire::kPing:
+    case wire::kUpload:
+    case wire::kMemoryMap:  // where nothing is mapped
+    case wire::kDeviceIdle:
+    case wire::kArenaRegister:
+    case wire::kMark:
+    case wire::kHostFunction:
+    case wire::kCopyToDevice:
+    case wire::kCopyToHost:
+    case wire::kCopyOnDevice:
+    case wire::kFillDevice:
+    case wire::kCodeLoad:
+    case wire::kCodeLoadKnown:
+    case wire::kFunctionGet:
+    case wire::kGlobalGet:
+    case wire::kLaunch:
+    case wire::kStreamCreate:
+    case wire::kStreamSynchronize:
+    case wire::kStreamQuery:
+    case wire::kStreamWaitEvent:
+    case wire::kStreamMemOps:
+    case wire::kEventCreate:
+    case wire::kEventDestroy:
+    case wire::kEventRecord:
+    case wire::kEventSynchronize:
+    case wire::kEventQuery:
+    case wire::kEventElapsed:
+    case wire::kSharedEventCreate:
+    case wire::kSharedEventDestroy:
+    case wire::kSharedEventRecord:
+    case wire::kSharedEventWait:
+    case wire::kSharedEventQuery:
+    case wire::kSharedEventSynchronize:
+    case wire::kReadOutput:
+    case wire::kReplyRest:
+    case wire::kCaptureBegin:
+    case wire::kCaptureEnd:
+    case wire::kCaptureInfo:
+    case wire::kCaptureUpdate:
+    case wire::kCaptureNode:
+    case wire::kCaptureCopy:
+    case wire::kGraphCreate:
+    case wire::kGraphCopy:
+    case wire::kGraphDestroy:
+    case wire::kGraphNodeAdd:
+    case wire::kGraphNodeSet:
+    case wire::kGraphNodeGet:
+    case wire::kGraphList:
+    case wire::kGraphEdit:
+    case wire::kGraphInstantiate:
+    case wire::kGraphExecUpdate:
+    case wire::kGraphExecDestroy:
+    case wire::kGraphLaunch:
+    case wire::kGraphWords:
+    case wire::kShadowMake:
+    case wire::kShadowWrite:
+    case wire::kShadowRead:
+    case wire::kSignalWait:
+    case wire::kSignalDone:
+    case wire::kGpuFigures:
+    case wire::kMemoryCredit:
+    case wire::kAllocationCreate:
+      return Kind::kBoundary;
+    case wire::kMemoryUnmap:
+    case wire::kAllocationDestroy:
+    case wire::kAllocationMap:
+    case wire::kAllocationUnmap:
+    case wire::kAllocationAccess:
+      return Kind::kEndsCopies;
+    default:
+      return Kind::kEndsAll;
+  }
+}
+
+// What may be called in a capture and does the same there: nothing of these keeps state that a call
+// advances, as generators of random numbers do.
+bool in_a_piece(const Libraries::Entry& entry) {
+  const wire::FunctionSpec& f = *entry.spec;
+  if (!f.launches || f.state != CallState::kNone || f.grouped || f.text || f.computes >= 0 ||
+      f.changes >= 0 || f.index_arrays > 0 || f.measures >= 0 || f.workspace.function >= 0)
+    return false;
+  const std::string_view library = entry.table->spec->name;
+  if (library == "cublaslt") return f.id == ids::id_cublasLtMatmul;
+  if (library != "cublas") return false;
+  for (int i = 0; i < f.params; ++i) {
+    const ParamKind kind = f.param[i].kind;
+    if (kind != ParamKind::kValue && kind != ParamKind::kHandle && kind != ParamKind::kAddress &&
+        kind != ParamKind::kScalar && kind != ParamKind::kStream)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool Reader::in_window(uint64_t address) const {
+  return std::ranges::any_of(session_.vgpus,
+                             [&](const auto& v) { return v->window_holds(address); });
+}
+
+Read Reader::read_launch(const Command& c) const {
+  wire::Launch l;
+  if (!take(c, &l) || l.param_bytes > c.body.size() - sizeof l || peculiar_.contains(l.stream))
+    return {Kind::kBoundary};
+  return {Kind::kMergeable, true, l.stream, sizeof l, sizeof l + l.param_bytes};
+}
+
+// Fills and copies of another GPU's memory, or of memory that the client has too, are not simply
+// nodes.
+Read Reader::read_memory(const Command& c) const {
+  if (session_.vgpus.size() != 1) return {Kind::kBoundary};
+  wire::FillDevice f;
+  wire::CopyOnDevice d;
+  const bool fill = c.header.function == wire::kFillDevice;
+  if (fill ? !take(c, &f) : !take(c, &d)) return {Kind::kBoundary};
+  const bool own = fill ? in_window(f.address) : in_window(d.to) && in_window(d.from);
+  const uint64_t stream = fill ? f.stream : d.stream;
+  if (!own || peculiar_.contains(stream)) return {Kind::kBoundary};
+  return {Kind::kMergeable, false, stream};
+}
+
+// Whatever a library's object is told is in the keys of the calls with it, so nothing else ends.
+Read Reader::read_library(const Command& c) {
+  const uint16_t function = c.header.function;
+  if (function == ids::id_sluiceCudnnBackendBuild) {
+    libraries_.made(word(c, 0));
+    return {Kind::kBoundary};
+  }
+  if (function == ids::id_sluiceCudnnBackendDestroy) {
+    libraries_.gone(word(c, 0));
+    return {Kind::kBoundary};
+  }
+  if (function == ids::id_sluiceCudnnBackendExecute) {
+    if (libraries_.full() || !libraries_.told(word(c, 0))) return {Kind::kBoundary};
+    const uint64_t stream = libraries_.stream_of(word(c, 0));
+    if (peculiar_.contains(stream)) return {Kind::kBoundary};
+    return {Kind::kMergeable, false, stream};
+  }
+  Libraries::Entry* entry = Libraries::get().find(function);
+  if (!entry) return {Kind::kBoundary};
+  const wire::FunctionSpec& f = *entry->spec;
+  int handle = -1, stream = -1;
+  for (int i = 0; i < f.params; ++i) {
+    const ParamKind kind = f.param[i].kind;
+    if (kind == ParamKind::kMint) libraries_.made(word(c, i));
+    if (kind == ParamKind::kHandle && handle < 0) handle = i;
+    if (kind == ParamKind::kStream && stream < 0) stream = i;
+  }
+  const uint64_t id = word(c, handle);
+  if (f.state == CallState::kDestroys) libraries_.gone(id);
+  if (f.state == CallState::kSets) libraries_.set(id, f.set_by >= 0 ? word(c, f.set_by) : 0, f, c);
+  if (libraries_.full() || handle < 0 || !in_a_piece(*entry)) return {Kind::kBoundary};
+  const uint64_t where = stream >= 0 ? word(c, stream) : libraries_.stream_of(id);
+  if (peculiar_.contains(where)) return {Kind::kBoundary};
+  return {Kind::kMergeable, false, where};
+}
+
+Read Reader::read(const Command& c) {
+  const uint16_t function = c.header.function;
+  Read r;
+  if (of_a_library(function))
+    r = read_library(c);
+  else if (function == wire::kLaunch)
+    r = read_launch(c);
+  else if ((function == wire::kFillDevice || function == wire::kCopyOnDevice) && !c.answered())
+    r = read_memory(c);
+  else
+    r = {kind_of(function)};
+  if (function == wire::kStreamAttribute && peculiar_.size() < kMostPeculiar)
+    peculiar_.insert(word(c, 0));
+  if (c.answered() || c.bulk || sizeof c.header + c.body.size() > Frames::kMostBytes ||
+      peculiar_.size() >= kMostPeculiar)
+    if (r.kind == Kind::kMergeable) r.kind = Kind::kBoundary;
+  return r;
+}
+
+uint64_t Reader::key(const Command& c, const Read& r) const {
+  const uint16_t function = c.header.function;
+  uint64_t sum = mix(uint64_t{c.header.context} << 16 | function, c.header.size);
+  if (r.launch) {
+    sum = hash_of(c.body.first(r.varying), sum);
+    return hash_of(c.body.subspan(r.varying_end), sum);
+  }
+  sum = hash_of(c.body, sum);
+  if (!of_a_library(function)) return sum;
+  if (function == ids::id_sluiceCudnnBackendExecute)
+    return mix(mix(sum, libraries_.of(word(c, 0))), libraries_.of(word(c, 1)));
+  const wire::FunctionSpec& f = *Libraries::get().find(function)->spec;
+  for (int i = 0; i < f.params; ++i)
+    if (f.param[i].kind == ParamKind::kHandle) sum = mix(sum, libraries_.of(word(c, i)));
+  return sum;
+}
+
+}  // namespace sluice::worker::merge
