@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What CUPTI's Activity API looks like in memory: the records that Sluice reads and writes, the
 // numbers in them, and the functions that it calls by name. Used by our libcupti (client/cupti), by
-// the worker, which calls the node's (worker/profile), and by the software GPU, which has one of its
-// own (softgpu/api/profiling.cc). Records look the same in CUDA 12.9 and 13.0; a test compiles
+// the worker, which calls the node's (worker/profile), and by the software GPU, which has one of
+// its own (softgpu/api/profiling.cc). Records look the same in CUDA 12.9 and 13.0; a test compiles
 // NVIDIA's headers of both against this one (tests/codegen/test_profiling.py). Names are NVIDIA's
 // where they are facts of the interface.
 #pragma once
@@ -173,18 +173,18 @@ using BufferCompleted = void (*)(void* context, uint32_t stream, uint8_t* buffer
                                  size_t valid);
 
 // What the worker calls of the node's, by name: F(type of the result and parameters, name).
-#define SLUICE_CUPTI_FUNCTIONS(F)                                                        \
-  F(int (*)(uint32_t*), cuptiGetVersion)                                                 \
-  F(int (*)(uint64_t*), cuptiGetTimestamp)                                               \
-  F(int (*)(::sluice::cupti::BufferRequested, ::sluice::cupti::BufferCompleted),         \
-    cuptiActivityRegisterCallbacks)                                                      \
-  F(int (*)(uint32_t), cuptiActivityEnable)                                              \
-  F(int (*)(uint32_t), cuptiActivityDisable)                                             \
-  F(int (*)(uint32_t), cuptiActivityFlushAll)                                            \
-  F(int (*)(uint8_t*, size_t, const void**), cuptiActivityGetNextRecord)                 \
-  F(int (*)(void*, uint32_t, size_t*), cuptiActivityGetNumDroppedRecords)                \
-  F(int (*)(uint32_t, uint64_t), cuptiActivityPushExternalCorrelationId)                 \
-  F(int (*)(uint32_t, uint64_t*), cuptiActivityPopExternalCorrelationId)                 \
+#define SLUICE_CUPTI_FUNCTIONS(F)                                                \
+  F(int (*)(uint32_t*), cuptiGetVersion)                                         \
+  F(int (*)(uint64_t*), cuptiGetTimestamp)                                       \
+  F(int (*)(::sluice::cupti::BufferRequested, ::sluice::cupti::BufferCompleted), \
+    cuptiActivityRegisterCallbacks)                                              \
+  F(int (*)(uint32_t), cuptiActivityEnable)                                      \
+  F(int (*)(uint32_t), cuptiActivityDisable)                                     \
+  F(int (*)(uint32_t), cuptiActivityFlushAll)                                    \
+  F(int (*)(uint8_t*, size_t, const void**), cuptiActivityGetNextRecord)         \
+  F(int (*)(void*, uint32_t, size_t*), cuptiActivityGetNumDroppedRecords)        \
+  F(int (*)(uint32_t, uint64_t), cuptiActivityPushExternalCorrelationId)         \
+  F(int (*)(uint32_t, uint64_t*), cuptiActivityPopExternalCorrelationId)         \
   F(int (*)(void*, void*, uint8_t, uint32_t*), cuptiGetStreamIdEx)
 
 }  // namespace sluice::cupti

@@ -180,7 +180,13 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         ("exports/libcudart.map", "libcudart.so.13", "libcudart.so.13 ", runtime_names),
     ):
         internal = (
-            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*", "sluice_runtime_*", "sluice_profile_*"]
+            [
+                "sluice_library_*",
+                "sluice_nvml_*",
+                "sluice_job_*",
+                "sluice_runtime_*",
+                "sluice_profile_*",
+            ]
             if library == "libcuda.so.1"
             else []
         )
@@ -281,9 +287,7 @@ def variant_values(variant: PerThreadVariant) -> dict[str, Any]:
     }
 
 
-def generate(
-    out: Path, registry: Registry, libraries: list[Library], api: Path = API
-) -> None:
+def generate(out: Path, registry: Registry, libraries: list[Library], api: Path = API) -> None:
     """Write everything under `out`."""
     writer = Writer(out)
     generate_headers(writer, registry)

@@ -61,7 +61,9 @@ def profiled_calls(api: Path, registry: Registry, library: str) -> list[Profiled
         if name not in newest or name in others or function.returns != RESULTS[library]:
             continue
         if any(re.fullmatch(pattern, name) for pattern in rules[library]):
-            calls.append(ProfiledCall(function, newest[name], older.get(name, 0)))
+            # nvcc 13 calls what CUDA 12 knows without the underscores.
+            number = older.get(name, older.get(name.removeprefix("__"), 0))
+            calls.append(ProfiledCall(function, newest[name], number))
     return calls
 
 

@@ -40,7 +40,9 @@ def work(torch: Any) -> None:
     there = pinned.to(device, non_blocking=True)
     torch.zeros(1 << 16, device=device)
     layer = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Conv2d(3, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
         torch.nn.Linear(16 * 32 * 32, 10),
     ).to(device)
     layer(torch.randn(8, 3, 32, 32, device=device)).sum().backward()
@@ -72,9 +74,7 @@ def profile_here() -> dict[str, Any]:
     spans = [e for e in events if e.get("cat") == "cpu_op"]
     began = min((e["ts"] for e in spans), default=0)
     ended = max((e["ts"] + e["dur"] for e in events), default=0)
-    early = [
-        e["name"] for e in linked if e["ts"] + 5 < calls[e["args"]["correlation"]]["ts"]
-    ]
+    early = [e["name"] for e in linked if e["ts"] + 5 < calls[e["args"]["correlation"]]["ts"]]
     return {
         "names": dict(collections.Counter(f"{e['cat']}: {e['name']}" for e in ours)),
         "kernels": sum(e["cat"] == "kernel" for e in ours),
@@ -142,13 +142,19 @@ def main() -> int:
         server = Server(driver, Path(folder))
         try:
             native = run({})
-            print(f"natively: {native['kernels']} kernels, {native['kernel_us']:.0f} us, {native['calls']}")
+            print(
+                f"natively: {native['kernels']} kernels, {native['kernel_us']:.0f} us, {native['calls']}"
+            )
             for channel in options.channels:
                 sluice = run(server.environments[channel])
                 said = complaints(native, sluice)
-                print(f"{channel}: {sluice['kernels']} kernels, {sluice['kernel_us']:.0f} us, {sluice['calls']}")
+                print(
+                    f"{channel}: {sluice['kernels']} kernels, {sluice['kernel_us']:.0f} us, {sluice['calls']}"
+                )
                 print(sluice["table"])
-                print("\n".join(said) or f"{channel}: the same {len(native['names'])} names, as often")
+                print(
+                    "\n".join(said) or f"{channel}: the same {len(native['names'])} names, as often"
+                )
                 passed, failed = passed + (not said), failed + bool(said)
         finally:
             server.close()

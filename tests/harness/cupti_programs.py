@@ -35,24 +35,24 @@ def build_cupti_program(source: Path, out: Path, major: int) -> Path:
     """Compile a program of that CUDA version by nvcc 13; it finds our libraries when it runs."""
     libraries = find_native("libcupti.so.13").parent
     nvcc = ROOT / "build" / "cuda13" / "nvidia" / "cu13" / "bin" / "nvcc"
+    links = _link_folder(out.parent, libraries, major)
     command = [
         *(str(nvcc), "-O2", "-std=c++17", "--no-compress", "-cudart=shared", "-cudadevrt=none"),
         *("-gencode=arch=compute_75,code=compute_75", f"-I{cupti_headers(major)}"),
         *(f"-I{folder}" for folder in cuda_headers(major)),
-        *(f"-L{libraries}", "-lcuda", f"-l:libcupti.so.{major}", "-Xlinker", "--allow-shlib-undefined"),
+        *(f"-L{links}", f"-L{libraries}", "-lcuda", f"-l:libcupti.so.{major}"),
+        *("-Xlinker", "--allow-shlib-undefined"),
         *("-o", str(out), str(source)),
     ]
-    if major == 12:
-        command[-3:-3] = [f"-L{_link_folder(out.parent, libraries)}"]
     subprocess.run(command, check=True, timeout=300)
     return out
 
 
-def _link_folder(folder: Path, libraries: Path) -> Path:
-    """A folder in which -lcudart is CUDA 12's; before that of our libraries, where it is 13's."""
-    link = folder / "link12"
+def _link_folder(folder: Path, libraries: Path, major: int) -> Path:
+    """A folder in which -lcudart is that version's; among our libraries it is the newest."""
+    link = folder / f"link{major}"
     link.mkdir(exist_ok=True)
     runtime = link / "libcudart.so"
     if not runtime.is_symlink():
-        runtime.symlink_to(libraries / "libcudart.so.12")
+        runtime.symlink_to(libraries / f"libcudart.so.{major}")
     return link

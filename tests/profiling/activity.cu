@@ -10,13 +10,13 @@
 #include <cstring>
 #include <vector>
 
-#define REQUIRE(call)                                                            \
-  do {                                                                           \
-    const int e = static_cast<int>(call);                                        \
-    if (e != 0) {                                                                \
-      std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, e);     \
-      std::exit(1);                                                              \
-    }                                                                            \
+#define REQUIRE(call)                                                        \
+  do {                                                                       \
+    const int e = static_cast<int>(call);                                    \
+    if (e != 0) {                                                            \
+      std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, e); \
+      std::exit(1);                                                          \
+    }                                                                        \
   } while (0)
 
 #if CUDART_VERSION >= 13000
@@ -55,27 +55,30 @@ void show(CUpti_Activity* record) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
       const auto* k = reinterpret_cast<Kernel*>(record);
       std::printf(
-          "{\"kind\": \"kernel\", \"name\": \"%s\", \"grid\": %d, \"block\": %d, \"shared\": %d, \"stream\": %u, "
+          "{\"kind\": \"kernel\", \"name\": \"%s\", \"grid\": %d, \"block\": %d, \"shared\": %d, "
+          "\"stream\": %u, "
           "\"device\": %u, \"context\": %u, \"correlation\": %u, \"start\": %llu, \"end\": %llu}\n",
-          k->name, k->gridX, k->blockX, k->dynamicSharedMemory, k->streamId, k->deviceId, k->contextId,
-          k->correlationId, static_cast<unsigned long long>(k->start),
+          k->name, k->gridX, k->blockX, k->dynamicSharedMemory, k->streamId, k->deviceId,
+          k->contextId, k->correlationId, static_cast<unsigned long long>(k->start),
           static_cast<unsigned long long>(k->end));
       return;
     }
     case CUPTI_ACTIVITY_KIND_MEMCPY: {
       const auto* c = reinterpret_cast<CUpti_ActivityMemcpy6*>(record);
       std::printf(
-          "{\"kind\": \"copy\", \"copy\": %d, \"from\": %d, \"to\": %d, \"bytes\": %llu, \"stream\": %u, "
+          "{\"kind\": \"copy\", \"copy\": %d, \"from\": %d, \"to\": %d, \"bytes\": %llu, "
+          "\"stream\": %u, "
           "\"correlation\": %u, \"start\": %llu, \"end\": %llu}\n",
-          c->copyKind, c->srcKind, c->dstKind, static_cast<unsigned long long>(c->bytes), c->streamId,
-          c->correlationId, static_cast<unsigned long long>(c->start),
+          c->copyKind, c->srcKind, c->dstKind, static_cast<unsigned long long>(c->bytes),
+          c->streamId, c->correlationId, static_cast<unsigned long long>(c->start),
           static_cast<unsigned long long>(c->end));
       return;
     }
     case CUPTI_ACTIVITY_KIND_MEMSET: {
       const auto* f = reinterpret_cast<CUpti_ActivityMemset4*>(record);
       std::printf(
-          "{\"kind\": \"fill\", \"value\": %u, \"bytes\": %llu, \"correlation\": %u, \"start\": %llu, "
+          "{\"kind\": \"fill\", \"value\": %u, \"bytes\": %llu, \"correlation\": %u, \"start\": "
+          "%llu, "
           "\"end\": %llu}\n",
           f->value, static_cast<unsigned long long>(f->bytes), f->correlationId,
           static_cast<unsigned long long>(f->start), static_cast<unsigned long long>(f->end));
@@ -86,10 +89,11 @@ void show(CUpti_Activity* record) {
       const auto* a = reinterpret_cast<CUpti_ActivityAPI*>(record);
       const char* name = nullptr;
       const bool driver = record->kind == CUPTI_ACTIVITY_KIND_DRIVER;
-      REQUIRE(cuptiGetCallbackName(driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API,
-                                   a->cbid, &name));
+      REQUIRE(cuptiGetCallbackName(
+          driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API, a->cbid, &name));
       std::printf(
-          "{\"kind\": \"%s\", \"name\": \"%s\", \"correlation\": %u, \"result\": %u, \"start\": %llu, "
+          "{\"kind\": \"%s\", \"name\": \"%s\", \"correlation\": %u, \"result\": %u, \"start\": "
+          "%llu, "
           "\"end\": %llu}\n",
           driver ? "driver" : "runtime", name, a->correlationId, a->returnValue,
           static_cast<unsigned long long>(a->start), static_cast<unsigned long long>(a->end));
@@ -98,7 +102,8 @@ void show(CUpti_Activity* record) {
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
       const auto* x = reinterpret_cast<CUpti_ActivityExternalCorrelation*>(record);
       std::printf("{\"kind\": \"external\", \"of\": %d, \"id\": %llu, \"correlation\": %u}\n",
-                  x->externalKind, static_cast<unsigned long long>(x->externalId), x->correlationId);
+                  x->externalKind, static_cast<unsigned long long>(x->externalId),
+                  x->correlationId);
       return;
     }
     default:
@@ -118,8 +123,7 @@ void CUPTIAPI completed(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t val
 int entered = 0, left = 0, wrong_calls = 0;
 uint64_t last_data = 0;
 
-void CUPTIAPI called(void* data, CUpti_CallbackDomain domain, CUpti_CallbackId,
-                     const void* told) {
+void CUPTIAPI called(void* data, CUpti_CallbackDomain domain, CUpti_CallbackId, const void* told) {
   const auto* info = static_cast<const CUpti_CallbackData*>(told);
   if (data != &entered || domain != CUPTI_CB_DOMAIN_RUNTIME_API) ++wrong_calls;
   if (info->callbackSite == CUPTI_API_ENTER) {
@@ -130,7 +134,8 @@ void CUPTIAPI called(void* data, CUpti_CallbackDomain domain, CUpti_CallbackId,
       ++wrong_calls;
   } else {
     ++left;
-    if (*info->correlationData != last_data || *static_cast<cudaError_t*>(info->functionReturnValue))
+    if (*info->correlationData != last_data ||
+        *static_cast<cudaError_t*>(info->functionReturnValue))
       ++wrong_calls;
   }
 }
@@ -156,15 +161,16 @@ int main(int argc, char** argv) {
   if (own_clock) REQUIRE(cuptiActivityRegisterTimestampCallback(ticks));
   REQUIRE(cuptiActivityRegisterCallbacks(requested, completed));
   for (const CUpti_ActivityKind kind :
-       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-        CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
+       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+        CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION, CUPTI_ACTIVITY_KIND_OVERHEAD})
     REQUIRE(cuptiActivityEnable(kind));
   uint64_t began = 0, ended = 0;
   REQUIRE(cuptiGetTimestamp(&began));
 
   REQUIRE(cudaMemset(values, 0, kCount * sizeof(float)));
-  REQUIRE(cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, 1234567890123));
+  REQUIRE(cuptiActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0,
+                                                 1234567890123));
   for (int i = 0; i < 3; ++i) scale<<<4, 256, 16 * i, stream>>>(values, kCount, 2);
   uint64_t popped = 0;
   REQUIRE(cuptiActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &popped));
@@ -182,8 +188,8 @@ int main(int argc, char** argv) {
   REQUIRE(cuptiActivityGetNumDroppedRecords(nullptr, 0, &dropped));
 
   for (const CUpti_ActivityKind kind :
-       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-        CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
+       {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+        CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER,
         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION})
     REQUIRE(cuptiActivityDisable(kind));
   // After: not seen, but by the callback.
@@ -200,11 +206,13 @@ int main(int argc, char** argv) {
   REQUIRE(cuptiActivityFlushAll(0));
   const int counters = cuptiEnableKernelReplayMode(nullptr);
   std::printf(
-      "{\"kind\": \"told\", \"began\": %llu, \"ended\": %llu, \"popped\": %llu, \"stream\": %u, \"device\": %u, "
-      "\"dropped\": %zu, \"buffers\": %d, \"entered\": %d, \"left\": %d, \"wrong\": %d, \"again\": %d, "
+      "{\"kind\": \"told\", \"began\": %llu, \"ended\": %llu, \"popped\": %llu, \"stream\": %u, "
+      "\"device\": %u, "
+      "\"dropped\": %zu, \"buffers\": %d, \"entered\": %d, \"left\": %d, \"wrong\": %d, \"again\": "
+      "%d, "
       "\"counters\": %d, \"large\": %zu, \"first\": %g}\n",
       static_cast<unsigned long long>(began), static_cast<unsigned long long>(ended),
-      static_cast<unsigned long long>(popped), stream_id, device_id, dropped, buffers_out, entered, left,
-      wrong_calls, again, counters, kLarge, static_cast<double>(pinned[0]));
+      static_cast<unsigned long long>(popped), stream_id, device_id, dropped, buffers_out, entered,
+      left, wrong_calls, again, counters, kLarge, static_cast<double>(pinned[0]));
   return 0;
 }

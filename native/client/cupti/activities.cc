@@ -15,8 +15,8 @@ namespace sluice::cupti {
 
 namespace {
 
-constexpr uint64_t kOfNode = bit(kMemcpy) | bit(kMemset) | bit(kKernel) | bit(kConcurrentKernel) |
-                             bit(kMemcpyPeer);
+constexpr uint64_t kOfNode =
+    bit(kMemcpy) | bit(kMemset) | bit(kKernel) | bit(kConcurrentKernel) | bit(kMemcpyPeer);
 constexpr uint64_t kOfCalls = bit(kRuntime) | bit(kDriver) | bit(kExternalCorrelation);
 // Overhead of CUPTI's own in the program: there is none to tell of.
 constexpr uint64_t kTaken = kOfNode | kOfCalls | bit(kOverhead);
@@ -68,7 +68,8 @@ int Activities::enable(uint32_t kind) {
   const uint64_t one = uint64_t{1} << kind;
   if (!(one & kTaken)) {
     say_once(
-        "a profiler asked for records that Sluice does not make: it makes those of kernels, copies, "
+        "a profiler asked for records that Sluice does not make: it makes those of kernels, "
+        "copies, "
         "fills, calls and external correlation");
     return kNotSupported;
   }
@@ -104,8 +105,8 @@ void Activities::run() {
   std::unique_lock lock(thread_mutex_);
   while (!stops_) {
     const uint32_t period = period_ms_.load();
-    changed_.wait_for(lock, period ? std::min(kBetween, std::chrono::milliseconds(period))
-                                   : kBetween);
+    changed_.wait_for(lock,
+                      period ? std::min(kBetween, std::chrono::milliseconds(period)) : kBetween);
     if (stops_ || getpid() != here) return;
     lock.unlock();
     if (node_records_) fetch_nodes(false);

@@ -22,8 +22,8 @@ class Activities {
   int enable(uint32_t kind);
   int disable(uint32_t kind);
   void disable_all();
-  // Everything that is complete, into the profiler's buffers; a thread of Sluice's own does so every
-  // `milliseconds` from now on, 0: only what fills a buffer.
+  // Everything that is complete, into the profiler's buffers; a thread of Sluice's own does so
+  // every `milliseconds` from now on, 0: only what fills a buffer.
   int flush(bool forced);
   void flush_every(uint32_t milliseconds) { period_ms_ = milliseconds; }
 

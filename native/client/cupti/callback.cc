@@ -27,7 +27,8 @@ const Row kRows[] = {
 
 int told(int result) {
   if (result == kNotSupported)
-    say_once("a profiler asked for callbacks of other things than calls, which Sluice does not make");
+    say_once(
+        "a profiler asked for callbacks of other things than calls, which Sluice does not make");
   return result;
 }
 

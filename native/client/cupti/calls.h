@@ -72,8 +72,8 @@ class Calls {
   std::atomic<uint32_t> last_{0};
   std::atomic<bool> turned_{false};  // numbers have begun again
   std::unique_ptr<std::atomic<uint8_t>[]> flags_;
-  // By domain - 1: which calls are recorded though the domain is not, or the other way round, and of
-  // which callbacks are made.
+  // By domain - 1: which calls are recorded though the domain is not, or the other way round, and
+  // of which callbacks are made.
   std::unique_ptr<std::atomic<uint8_t>[]> choices_;
 };
 

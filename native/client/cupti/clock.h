@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times of records. All are the profiler's: nanoseconds of CLOCK_REALTIME, or whatever the function
-// that it registered says. A node's times come nearer to them by exchanges of stamps: an answer that
-// was underway from `sent` to `received` says that the node's clock showed `node` at some moment
-// between, which bounds the difference by half a round trip; the closest exchange counts. Where that
-// leaves it possible that both clocks are one, as on one host, they are taken for one.
+// that it registered says. A node's times come nearer to them by exchanges of stamps: an answer
+// that was underway from `sent` to `received` says that the node's clock showed `node` at some
+// moment between, which bounds the difference by half a round trip; the closest exchange counts.
+// Where that leaves it possible that both clocks are one, as on one host, they are taken for one.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Clock {
   };
   struct Difference {
     bool known = false;
-    int64_t ahead = 0;       // of the node's clock before ours
+    int64_t ahead = 0;  // of the node's clock before ours
     uint64_t round_trip = 0;
   };
   static Pair pair(Stamp stamp);

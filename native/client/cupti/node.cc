@@ -24,7 +24,8 @@ constexpr int kExchanges = 5;
 constexpr int kMostAnswers = 256;
 
 constexpr const char* kNoCupti =
-    "the GPU's node has no CUPTI (libcupti.so.13 or .12 beside its CUDA libraries): a profiler gets "
+    "the GPU's node has no CUPTI (libcupti.so.13 or .12 beside its CUDA libraries): a profiler "
+    "gets "
     "this process's calls only, and nothing of the GPU";
 
 // Copies that are pieces of one call's.
@@ -133,8 +134,7 @@ void Answer::add_copy(const wire::ProfileRecord& r, uint32_t device) {
   const bool pieces = (c.copy_kind == kToDevice || c.copy_kind == kToHost) && r.graph_node == 0 &&
                       flags & Calls::kPageableCopy && !(flags & Calls::kOfLibrary);
   if (!pieces) return Recorder::get().add(c);
-  const auto [at, fresh] =
-      copies_.try_emplace({r.correlation, r.copy_kind, r.device, r.stream}, c);
+  const auto [at, fresh] = copies_.try_emplace({r.correlation, r.copy_kind, r.device, r.stream}, c);
   if (fresh) return;
   CopyRecord& whole = at->second;
   whole.bytes += c.bytes;

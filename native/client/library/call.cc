@@ -10,8 +10,8 @@
 #include "client/core/log.h"
 #include "client/library/group.h"
 #include "client/library/outgoing.h"
-#include "client/unsupported.h"
 #include "client/profile/driver_calls.h"
+#include "client/unsupported.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::client::library {

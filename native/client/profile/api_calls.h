@@ -2,8 +2,8 @@
 // How a profiler is told of calls of the driver and the runtime. Each library has a place for the
 // hooks; the exported functions that are listed in native/api/profiling.yaml look there
 // (client/profiled_*.inc) and go on to what does the work. The place is empty unless libcupti has
-// been told to record calls or GPU work, so a program that does not profile pays a load and a branch
-// that is not taken. Hooks are constant tables of libcupti, which stays loaded.
+// been told to record calls or GPU work, so a program that does not profile pays a load and a
+// branch that is not taken. Hooks are constant tables of libcupti, which stays loaded.
 #pragma once
 
 #include <atomic>

@@ -8,8 +8,8 @@ namespace sluice::client {
 
 extern HookSlot driver_hooks;
 
-// What the node launches for a call of cuBLAS and its like is, to a profiler, launched by that call:
-// as CUDA's runtime inside of those libraries would have been called.
+// What the node launches for a call of cuBLAS and its like is, to a profiler, launched by that
+// call: as CUDA's runtime inside of those libraries would have been called.
 inline constexpr uint32_t kLaunchKernelNumber = 211;  // cudaLaunchKernel_v7000
 
 }  // namespace sluice::client

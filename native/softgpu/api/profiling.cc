@@ -104,7 +104,8 @@ Stream::Operation noted(const Stream& stream, Stream::Operation operation) {
   if (wanted(kExternalCorrelation))
     for (uint32_t kind = 0; kind < kExternalKinds; ++kind)
       if (!external[kind].empty())
-        keep(ExternalRecord{kExternalCorrelation, kind, external[kind].back(), call.correlation, 0});
+        keep(
+            ExternalRecord{kExternalCorrelation, kind, external[kind].back(), call.correlation, 0});
   return [call, operation = std::move(operation)] {
     const Doing before = std::exchange(doing, call);
     operation();

@@ -68,8 +68,9 @@ bool NodeCupti::load(const Driver& driver) {
   if (!whole || cuptiGetVersion_(&version_) != cupti::kSuccess ||
       cuptiActivityRegisterCallbacks_(requested, completed) != cupti::kSuccess) {
     version_ = 0;
-    process::log_info("no CUPTI on this node (libcupti.so.13 or .12): a client that profiles gets "
-                      "no records of the GPU");
+    process::log_info(
+        "no CUPTI on this node (libcupti.so.13 or .12): a client that profiles gets "
+        "no records of the GPU");
     return false;
   }
   process::log_info("records the GPU's work for its client, by CUPTI " + std::to_string(version_));
@@ -273,8 +274,7 @@ NodeCupti::Fetched NodeCupti::fetch(bool forced) {
     if (whose != notes_.end()) {
       const std::string none;
       const std::string& name = one.name ? *one.name : none;
-      auto [at, fresh] =
-          placed.try_emplace(one.name, static_cast<uint32_t>(answer.names.size()));
+      auto [at, fresh] = placed.try_emplace(one.name, static_cast<uint32_t>(answer.names.size()));
       if (fresh) {
         if (answer.names.size() + name.size() + 1 > wire::kProfileNameBytes) break;
         answer.names.insert(answer.names.end(), name.c_str(), name.c_str() + name.size() + 1);
