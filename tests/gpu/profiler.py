@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.profiler natively and through Sluice: the same kernels, by name and number.
 
-    python tests/gpu/profiler.py              # in turn natively and by a server of this run; compares
-    python tests/gpu/profiler.py --here       # profiles in this process, prints a line of JSON
+    python tests/gpu/profiler.py          # natively and by a server of this run; compares
+    python tests/gpu/profiler.py --here   # profiles in this process, prints a line of JSON
 
-Needs a GPU and PyTorch. Also held: each kernel was launched by a call of the runtime or the driver that
-was recorded, inside of the profiled time, and the kernels' time is within a factor of three of the
-native one. Names of copies and fills are compared with their numbers, too.
+Needs a GPU and PyTorch. Also held: each kernel was launched by a call of the runtime or the driver
+that was recorded, inside of the profiled time, and the kernels' time is within a factor of three of
+the native one. Names of copies and fills are compared with their numbers, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from run import Server, find_driver
+from run import Server, find_driver  # noqa: E402
 
 MOST_RATIO = 3.0
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -124,7 +124,13 @@ def complaints(native: dict[str, Any], sluice: dict[str, Any]) -> list[str]:
     return said
 
 
+def show(where: str, found: dict[str, Any]) -> None:
+    """One side in a line."""
+    print(f"{where}: {found['kernels']} kernels, {found['kernel_us']:.0f} us, {found['calls']}")
+
+
 def main() -> int:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--here", action="store_true", help="profile in this process")
     parser.add_argument("--channels", nargs="*", default=["shm", "tcp"])
@@ -142,15 +148,11 @@ def main() -> int:
         server = Server(driver, Path(folder))
         try:
             native = run({})
-            print(
-                f"natively: {native['kernels']} kernels, {native['kernel_us']:.0f} us, {native['calls']}"
-            )
+            show("natively", native)
             for channel in options.channels:
                 sluice = run(server.environments[channel])
                 said = complaints(native, sluice)
-                print(
-                    f"{channel}: {sluice['kernels']} kernels, {sluice['kernel_us']:.0f} us, {sluice['calls']}"
-                )
+                show(channel, sluice)
                 print(sluice["table"])
                 print(
                     "\n".join(said) or f"{channel}: the same {len(native['names'])} names, as often"

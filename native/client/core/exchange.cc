@@ -26,6 +26,10 @@ CUresult Session::lose(uint32_t context) {
   return sticky();
 }
 
+void Session::note_host_kind(const void* at) {
+  thread_state().call.pageable = host_memory_.find(at).bytes == 0;
+}
+
 bool Session::append_mark(bool gives_work, uint32_t context) {
   CallMark& call = thread_state().call;
   if (call.correlation == 0) return true;

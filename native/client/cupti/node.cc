@@ -39,7 +39,9 @@ class Answer {
     bytes = bytes.subspan(sizeof head_);
     if (head_.count > wire::kProfileRecords || head_.name_bytes > wire::kProfileNameBytes) return;
     const size_t records = size_t{head_.count} * sizeof(wire::ProfileRecord);
-    if (bytes.size() != records + head_.name_bytes) return;
+    // A frame is a multiple of 8 bytes.
+    const size_t all = records + head_.name_bytes;
+    if (bytes.size() < all || bytes.size() >= all + 8) return;
     records_.resize(head_.count);
     if (head_.count) std::memcpy(records_.data(), bytes.data(), records);
     names_ = {reinterpret_cast<const char*>(bytes.data()) + records, head_.name_bytes};
