@@ -61,7 +61,7 @@ inline constexpr uint32_t kFlushForced = 1;
 
 #define SLUICE_CUPTI_RECORD struct __attribute__((packed, aligned(8)))
 
-// CUpti_ActivityKernel9 of CUDA 12.9, CUpti_ActivityKernel10 of 13.0.
+// CUpti_ActivityKernel10 of CUDA 13.0; CUpti_ActivityKernel9 of 12.9 ends before `device_launched`.
 SLUICE_CUPTI_RECORD KernelRecord {
   uint32_t kind;
   uint8_t cache_config;

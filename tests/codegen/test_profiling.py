@@ -13,22 +13,33 @@ from cupti_programs import cuda_headers, cupti_headers
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {
-    "Kernel": ("KernelRecord", "registersPerThread=registers start=start gridX=grid blockX=block "
-               "correlationId=correlation name=name graphNodeId=graph_node graphId=graph "
-               "clusterX=cluster localMemoryTotal_v2=local_total_wide channelID=channel "
-               "sharedMemoryExecuted=shared_executed launchType=launch_type gridId=grid_id"),
-    "CUpti_ActivityMemcpy6": ("CopyRecord", "copyKind=copy_kind srcKind=from_kind bytes=bytes "
-                              "correlationId=correlation graphNodeId=graph_node graphId=graph "
-                              "copyCount=copies"),
-    "CUpti_ActivityMemcpyPtoP4": ("PeerCopyRecord", "srcDeviceId=from_device dstContextId=to_context "
-                                  "correlationId=correlation graphNodeId=graph_node"),
-    "CUpti_ActivityMemset4": ("FillRecord", "value=value bytes=bytes correlationId=correlation "
-                              "memoryKind=memory_kind graphNodeId=graph_node graphId=graph"),
-    "CUpti_ActivityAPI": ("CallRecord", "cbid=cbid start=start threadId=thread returnValue=result"),
-    "CUpti_ActivityExternalCorrelation": ("ExternalRecord", "externalKind=external_kind "
-                                          "externalId=external correlationId=correlation"),
-    "CUpti_CallbackData": ("CallbackData", "functionName=function symbolName=symbol "
-                           "correlationData=data correlationId=correlation"),
+    "Kernel": ("KernelRecord", """
+        registersPerThread=registers start=start gridX=grid blockX=block
+        correlationId=correlation name=name graphNodeId=graph_node graphId=graph
+        clusterX=cluster localMemoryTotal_v2=local_total_wide channelID=channel
+        sharedMemoryExecuted=shared_executed launchType=launch_type gridId=grid_id
+    """),
+    "CUpti_ActivityMemcpy6": ("CopyRecord", """
+        copyKind=copy_kind srcKind=from_kind bytes=bytes correlationId=correlation
+        graphNodeId=graph_node graphId=graph copyCount=copies
+    """),
+    "CUpti_ActivityMemcpyPtoP4": ("PeerCopyRecord", """
+        srcDeviceId=from_device dstContextId=to_context correlationId=correlation
+        graphNodeId=graph_node
+    """),
+    "CUpti_ActivityMemset4": ("FillRecord", """
+        value=value bytes=bytes correlationId=correlation memoryKind=memory_kind
+        graphNodeId=graph_node graphId=graph
+    """),
+    "CUpti_ActivityAPI": ("CallRecord", """
+        cbid=cbid start=start threadId=thread returnValue=result
+    """),
+    "CUpti_ActivityExternalCorrelation": ("ExternalRecord", """
+        externalKind=external_kind externalId=external correlationId=correlation
+    """),
+    "CUpti_CallbackData": ("CallbackData", """
+        functionName=function symbolName=symbol correlationData=data correlationId=correlation
+    """),
 }  # fmt: skip
 NUMBERS = {
     "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL": "kConcurrentKernel",
@@ -49,7 +60,10 @@ def test_records_and_numbers_are_nvidias(major: int, tmp_path: Path) -> None:
     lines = ["#include <cupti.h>", '#include "cupti_abi.h"', f"using Kernel = {kernel};"]
     for theirs, (ours, fields) in FIELDS.items():
         name = f"sluice::cupti::{ours}"
-        lines.append(f"static_assert(sizeof({theirs}) == sizeof({name}));")
+        # CUDA 12's kernel record ends before the newest's last field; readers go by the offsets.
+        shorter = theirs == "Kernel" and major == 12
+        size = f"offsetof({name}, device_launched)" if shorter else f"sizeof({name})"
+        lines.append(f"static_assert(sizeof({theirs}) == {size});")
         for pair in fields.split():
             a, b = pair.split("=")
             lines.append(f"static_assert(offsetof({theirs}, {a}) == offsetof({name}, {b}));")
