@@ -46,7 +46,7 @@ EXPORTS = {
     "libcuda": r"cu[A-Z]\w*|sluice_\w+",  # the latter for the libraries beside it
     "libcudart": r"cuda[A-Z]\w*|__cuda\w+",
     "libcufile": r"cuFile\w+",
-    "libcupti": r"cupti\w+|InitializeInjectionNvtx\w*",
+    "libcupti": r"cupti\w+|InitializeInjectionNvtx\w*|sluice_cupti",
     "libcusparseLt": r"cusparseLt\w+",
     "libnvidia-ml": r"nvml\w+",
     "libnvshmem_host": r"nvshmem\w+",

@@ -25,6 +25,7 @@ from imported import ImportedFunction, ImportedLibrary, RegistryError, TypeDecla
 from libraries import Library, load_libraries
 from model import API, ROOT, Registry
 from names import error_rows
+from profiling import generate_profiling
 from registry import FIRST_ID, load_registry, missing_ids
 from variants import PerThreadVariant
 
@@ -113,7 +114,10 @@ def generate_headers(writer: Writer, registry: Registry) -> None:
         title="The CUDA driver API (libcuda.so.1)",
         guard="SLUICE_ABI_CUDA_DRIVER_H",
         version=cuda_version(driver),
-        includes=["<assert.h>", "<stdalign.h>", "<stddef.h>", "<stdint.h>"],
+        includes=[
+            *("<assert.h>", "<stdalign.h>", "<stddef.h>", "<stdint.h>"),
+            '"abi/profiled_driver.h"',
+        ],
     )
     write_header(
         writer,
@@ -123,7 +127,11 @@ def generate_headers(writer: Writer, registry: Registry) -> None:
         title="The CUDA runtime API and the host ABI of nvcc (libcudart)",
         guard="SLUICE_ABI_CUDA_RUNTIME_H",
         version=cuda_version(driver),
-        includes=['"abi/cuda_driver.h"', '"abi/runtime_version.h"'],
+        includes=[
+            '"abi/cuda_driver.h"',
+            '"abi/profiled_runtime.h"',
+            '"abi/runtime_version.h"',
+        ],
     )
     writer.render(
         "abi_runtime_version.h.j2",
@@ -172,7 +180,13 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         ("exports/libcudart.map", "libcudart.so.13", "libcudart.so.13 ", runtime_names),
     ):
         internal = (
-            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*", "sluice_runtime_*"]
+            [
+                "sluice_library_*",
+                "sluice_nvml_*",
+                "sluice_job_*",
+                "sluice_runtime_*",
+                "sluice_profile_*",
+            ]
             if library == "libcuda.so.1"
             else []
         )
@@ -273,7 +287,7 @@ def variant_values(variant: PerThreadVariant) -> dict[str, Any]:
     }
 
 
-def generate(out: Path, registry: Registry, libraries: list[Library]) -> None:
+def generate(out: Path, registry: Registry, libraries: list[Library], api: Path = API) -> None:
     """Write everything under `out`."""
     writer = Writer(out)
     generate_headers(writer, registry)
@@ -281,6 +295,7 @@ def generate(out: Path, registry: Registry, libraries: list[Library]) -> None:
     generate_stubs(writer, registry)
     for major in registry.majors:
         generate_major(writer, major)
+    generate_profiling(writer, api, registry)
     writer.render(
         "coverage_table.md.j2",
         "docs/api-coverage.md",
@@ -320,7 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "python native/codegen/generate_abi.py --update-ids and commit ids.lock"
             )
         if options.out:
-            generate(options.out, registry, load_libraries(options.api))
+            generate(options.out, registry, load_libraries(options.api), options.api)
     except RegistryError as error:
         print(f"generate_abi: {error}", file=sys.stderr)
         return 1

@@ -51,6 +51,8 @@ class AbsentLibrary:
     functions: list[AbsentFunction]
     """Those that are generated."""
     hand: list[str]
+    own: list[str]
+    """Names of Sluice's own that it exports beside them."""
 
     @property
     def names(self) -> list[str]:
@@ -108,6 +110,7 @@ def load_absent(api: Path = API) -> list[AbsentLibrary]:
                 enums,
                 functions,
                 entry["hand"],
+                entry.get("own", []),
             )
         )
     return result
@@ -123,7 +126,7 @@ def generate(out: Path, libraries: list[AbsentLibrary]) -> None:
             f"exports/{library.stem}.map",
             library=library.soname,
             node=f"{library.node} " if library.node else "",
-            names=library.names,
+            names=[*library.names, *library.own],
         )
 
 

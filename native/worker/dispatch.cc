@@ -79,6 +79,7 @@ DispatchTable make() {
   add_generated_handlers(t);
   add_node_link_handlers(t);
   add_node_nvml_handlers(t);
+  add_profile_handlers(t);
   add_library_handlers(t);
   add_nccl_handlers(t);
   add_cudnn_backend_handlers(t);

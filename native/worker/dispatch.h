@@ -66,6 +66,7 @@ void add_cudnn_backend_handlers(DispatchTable&);
 void add_cudnn_ctc_handlers(DispatchTable&);
 void add_curand_handlers(DispatchTable&);
 void add_nccl_handlers(DispatchTable&);
+void add_profile_handlers(DispatchTable&);
 
 const DispatchTable& dispatch_table();
 

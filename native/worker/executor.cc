@@ -11,6 +11,7 @@
 #include "process/log.h"
 #include "worker/device_output.h"
 #include "worker/node_links.h"
+#include "worker/profile/node_cupti.h"
 
 namespace sluice::worker {
 
@@ -204,6 +205,8 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   }
   if (stopped_.load(std::memory_order_seq_cst)) stand_back(room, false);
   if (room && h->takes) wait_for_room(command, *h);
+  // Before others may lead.
+  const uint32_t call = std::exchange(session_.marked_call, 0);
   Reply reply;
   if (h->may_block && wants_answer &&
       !(endpoint_.parking_is_dear() && h->done && h->done(session_, command)) &&
@@ -216,7 +219,12 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     endpoint_.set_sleeping(true);
     if (endpoint_.unannounced()) endpoint_.wake_one();
   }
-  h->run(session_, command, reply);
+  if (call == 0) {
+    h->run(session_, command, reply);
+  } else {
+    const NodeCupti::Noted noted(call);
+    h->run(session_, command, reply);
+  }
   if (room && h->takes) room->asked();
   if (session_.rejected()) {
     end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);

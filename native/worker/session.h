@@ -113,6 +113,10 @@ class Session {
   GraphTraffic graph_traffic;
   Collectives collectives;
 
+  // Whose call the next command is, of a client that profiles; 0: nobody's. Of the executor's
+  // leader.
+  uint32_t marked_call = 0;
+
   SessionFigures figures;
 
  private:

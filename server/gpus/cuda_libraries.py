@@ -40,6 +40,7 @@ CUDA_12 = {
 HELPERS = (
     *("libnvJitLink.so.13", "libnvrtc.so.13"),
     *("libnvJitLink.so.12", "libnvrtc.so.12"),
+    *("libcupti.so.13", "libcupti.so.12"),
 )
 """What those load besides."""
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = yaml.safe_load((ROOT / "native/api/absent.yaml").read_text())
 #: A function of each as a program would meet it first, and what it gets.
 FIRST = {
-    "libcupti.so.13": ("cuptiSubscribe", 15),
-    "libcupti.so.12": ("cuptiSubscribe", 15),
+    "libcupti.so.13": ("cuptiEnableKernelReplayMode", 27),
+    "libcupti.so.12": ("cuptiEnableKernelReplayMode", 27),
     "libcufile.so.0": ("cuFileDriverOpen", 5001),
     "libcusparseLt.so.0": ("cusparseLtInit", 10),
     "libnvshmem_host.so.3": ("nvshmemx_hostlib_init_attr", 3),
@@ -80,10 +80,10 @@ def test_it_exports_the_listed_names_under_their_version(soname: str) -> None:
 def test_a_screen_that_is_off_stays_empty(tmp_path: Path) -> None:
     (tmp_path / ".sluice").mkdir()
     (tmp_path / ".sluice/client.conf").write_text("[log]\nlog_to_screen = false\n")
-    code = f"ctypes.CDLL({str(find_native('libcupti.so.13'))!r}).cuptiSubscribe()"
+    code = f"ctypes.CDLL({str(find_native('libcupti.so.13'))!r}).cuptiEnableKernelReplayMode(None)"
     assert run(code, tmp_path).stderr == ""
     (log,) = (tmp_path / ".sluice/log").iterdir()
-    assert "cuptiSubscribe" in log.read_text()
+    assert "cuptiEnableKernelReplayMode" in log.read_text()
 
 
 def test_answers_that_are_no_status(tmp_path: Path) -> None:

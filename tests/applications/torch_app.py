@@ -124,7 +124,7 @@ def libraries() -> dict[str, str]:
 
 
 def profiler() -> dict[str, Any]:
-    """A profile of both sides has the CPU's."""
+    """The names in a profile of both sides."""
     from torch.profiler import ProfilerActivity, profile
 
     warnings.simplefilter("ignore")

@@ -50,7 +50,7 @@ def test_a_type_without_an_answer_is_refused(changed: Spoil) -> None:
 
 def test_a_function_by_hand_that_no_library_exports_is_refused(changed: Spoil) -> None:
     with pytest.raises(RegistryError, match=r"libcupti\.so\.12.*hand"):
-        load_absent(changed("cuptiGetVersion]", "cuptiGetTheVersion]"))
+        load_absent(changed("cuptiUnsubscribe]", "cuptiUnsubscribeAll]"))
 
 
 def test_a_status_that_no_enumeration_has_is_refused(changed: Spoil) -> None:

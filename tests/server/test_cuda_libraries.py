@@ -57,12 +57,15 @@ def test_places_are_searched_in_order_and_only_those_with_a_library_are_taken(ho
     laid(host / "usr/local/cuda-13.2/lib64", "libcublas.so.11")
     older = laid(host / "usr/local/cuda-12.9/lib64", "libcublas.so.12")
     wheel = laid(host / "usr/lib/python3.12/site-packages/nvidia/cudnn/lib", "libcudnn.so.9")
-    laid(host / "usr/lib/python3.12/site-packages/nvidia/cuda_cupti/lib", "libcupti.so.13")
+    profiler = laid(
+        host / "usr/lib/python3.12/site-packages/nvidia/cuda_cupti/lib", "libcupti.so.13"
+    )
+    laid(host / "usr/lib/python3.12/site-packages/nvidia/cufile/lib", "libcufile.so.0")
     venv = laid(
         host / "opt/torch/.venv/lib/python3.11/site-packages/nvidia/nccl/lib", "libnccl.so.2"
     )
     conda = laid(host / "opt/conda/lib", "libcufft.so.12")
-    assert search_folders() == [new, old, older, wheel, venv, conda]
+    assert search_folders() == [new, old, older, wheel, profiler, venv, conda]
 
 
 def test_the_registry_has_the_same_names_of_cuda_12() -> None:

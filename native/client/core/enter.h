@@ -10,6 +10,7 @@
 #include "client/core/session.h"
 #include "client/objects/device.h"
 #include "client/objects/stream.h"
+#include "client/profile/api_calls.h"
 
 namespace sluice::client {
 
@@ -20,6 +21,7 @@ struct ThreadState {
   uint32_t last_lane = 0;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   uint64_t contexts[kDepth];
+  CallMark call;  // for a profiler
 };
 ThreadState& thread_state();
 

@@ -9,6 +9,7 @@
 #include "client/core/enter.h"
 #include "client/core/session.h"
 #include "wire/bodies/commands.h"
+#include "wire/bodies/profiling.h"
 
 namespace sluice::client {
 
@@ -25,12 +26,35 @@ CUresult Session::lose(uint32_t context) {
   return sticky();
 }
 
+void Session::note_host_kind(const void* at) {
+  thread_state().call.pageable = host_memory_.find(at).bytes == 0;
+}
+
+bool Session::append_mark(bool gives_work, uint32_t context) {
+  CallMark& call = thread_state().call;
+  if (call.correlation == 0) return true;
+  call.gave_work = call.gave_work || gives_work;
+  struct {
+    wire::FrameHeader header;
+    wire::ProfileMark mark;
+  } const frame{{sizeof frame, wire::kProfileMark, wire::kNoLane, 0, context},
+                {call.correlation, 0}};
+  std::byte* at = channel_->reserve(sizeof frame);
+  if (!at) return false;
+  std::memcpy(at, &frame, sizeof frame);
+  channel_->commit(sizeof frame, false);
+  return true;
+}
+
 bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body,
                      size_t bytes, std::span<const std::byte> tail, Work work, uint32_t context) {
   const size_t head = sizeof(wire::FrameHeader) + bytes;
   const size_t size = wire::round_up(head + tail.size(), 8);
   const bool awaited = lane != wire::kNoLane, apart = tail.size() >= channel_->tail_apart_from();
   const auto appending = work_.appending();
+  if (marks_calls.load(std::memory_order_relaxed) && !append_mark(work.stream, context))
+      [[unlikely]]
+    return false;
   std::byte* at = channel_->reserve(apart ? head : size);
   if (!at) return false;
   const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),

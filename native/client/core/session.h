@@ -144,6 +144,13 @@ class Session {
   std::vector<Device*> one_of_each_node();
   // What the worker said of the node when the session opened.
   const wire::SessionRecord& record() const { return record_; }
+  // Whether commands are preceded by whose call they are, for a profiler (client/profile).
+  std::atomic<bool> marks_calls{false};
+  // For a profiler: this thread's call copies from or to that host memory.
+  void note_host_side(const void* at) {
+    if (marks_calls.load(std::memory_order_relaxed)) [[unlikely]]
+      note_host_kind(at);
+  }
   bool node_keeps_code = false;  // it may have images of earlier sessions
 
   HandleTable<Context> contexts{Kind::kContext};
@@ -202,6 +209,9 @@ class Session {
   bool take_lane(uint32_t* taken, bool wait);
   CUresult before_work(uint16_t function, Stream* stream);
   std::vector<std::byte> taken_from_managed(std::span<const std::byte> tail);
+  void note_host_kind(const void* at);
+  // Says whose call the next frame is. The sender holds the channel.
+  bool append_mark(bool gives_work, uint32_t context);
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
               std::span<const std::byte> tail, Work work, uint32_t context);

@@ -108,6 +108,7 @@ CUresult copy_to_device(Session* s, Stream* stream, const DeviceSide& to, const 
   // by events of other streams too.
   if (stream->device->host_functions.load() > 0)
     if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  s->note_host_side(from);
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t limit = s->channel().inline_limit();
   const CUresult e = r.width * r.rows <= limit || !s->marks()

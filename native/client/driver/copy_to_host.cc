@@ -184,6 +184,7 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
   if (stream->capture && from.array) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture)
     return capture_copy_to_host(s, stream, to, to_pitch, from.address, from.pitch, r);
+  s->note_host_side(to);
   auto* target = static_cast<std::byte*>(to);
   const bool shared = static_cast<bool>(s->marks());
   const uint64_t reply_limit = shared ? transfer::kLaneBody : transfer::kReplyPiece;

@@ -10,6 +10,7 @@
 #include "client/core/log.h"
 #include "client/library/group.h"
 #include "client/library/outgoing.h"
+#include "client/profile/driver_calls.h"
 #include "client/unsupported.h"
 #include "wire/library_sizes.h"
 
@@ -232,7 +233,11 @@ extern "C" {
 
 int64_t sluice_library_call(const sluice::wire::LibrarySpec* library,
                             const sluice::wire::FunctionSpec* function, const uint64_t* arguments) {
-  return library::Call(*library, *function, arguments).run();
+  const ApiHooks* const hooks = driver_hooks.load(std::memory_order_acquire);
+  if (!hooks) [[likely]]
+    return library::Call(*library, *function, arguments).run();
+  ProfiledCall call(hooks, kLibraryDomain, kLaunchKernelNumber, function->name, nullptr);
+  return call.leave(library::Call(*library, *function, arguments).run());
 }
 
 const char* sluice_library_text(const sluice::wire::LibrarySpec* library,

@@ -10,6 +10,7 @@
 #include "softgpu/runtime/log.h"
 #include "softgpu/runtime/module.h"
 #include "softgpu/runtime/pool.h"
+#include "softgpu/runtime/profiling.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -103,11 +104,15 @@ Point Context::submit(Stream& stream, Stream::Operation operation, std::vector<P
 
 Point Context::submit_always(Stream& stream, Stream::Operation operation,
                              std::vector<Point> after) {
+  if (profiling::on()) operation = profiling::noted(stream, std::move(operation));
   std::lock_guard lock(order_mutex_);
   return stream.push(std::move(operation), order(stream, std::move(after)));
 }
 
-void Context::submit_and_wait(Stream& stream, const Stream::Operation& operation) {
+void Context::submit_and_wait(Stream& stream, const Stream::Operation& given) {
+  const Stream::Operation noted =
+      profiling::on() ? profiling::noted(stream, given) : Stream::Operation();
+  const Stream::Operation& operation = noted ? noted : given;
   Point point;
   {
     std::unique_lock lock(order_mutex_);

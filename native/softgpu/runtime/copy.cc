@@ -9,6 +9,7 @@
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
 #include "softgpu/runtime/capture.h"
+#include "softgpu/runtime/profiling.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -51,6 +52,7 @@ void enter(MemoryView& view, const Context& context, bool for_all) {
 }  // namespace
 
 void run_copy(Context& context, const CopyBox& box) {
+  const profiling::Running running(context, box);
   MemoryView view;
   enter(view, context,
         box.between_devices || (everybodys(box.to.address) && everybodys(box.from.address)));
@@ -129,6 +131,7 @@ CUresult check_fill(const Fill& f) {
 }
 
 void run_fill(Context& context, const Fill& f) {
+  const profiling::Running running(context, f);
   MemoryView view;
   enter(view, context, everybodys(f.address));
   const size_t row = f.width * f.element;

@@ -13,6 +13,7 @@
 #include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/library.h"
 #include "softgpu/runtime/log.h"
+#include "softgpu/runtime/profiling.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -224,6 +225,7 @@ CUresult prepare_kernel(Context& context, CUfunction handle, const LaunchShape& 
 }
 
 void run_kernel(Context& context, const KernelWork& work) {
+  const profiling::Running running(work);
   LaunchState launch;
   launch.params = work.params;
   launch.kernel = work.kernel->function;

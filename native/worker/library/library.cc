@@ -92,6 +92,12 @@ bool OpaqueBytes::has(std::span<const std::byte> bytes) const {
   return all_.contains({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
+void* Libraries::open(const std::string& soname) {
+  std::lock_guard lock(mutex_);
+  std::string tried;
+  return look_for(soname, &tried);
+}
+
 void Libraries::set_client_version(uint32_t version) { client_major_ = version / 1000; }
 
 // Under the mutex.

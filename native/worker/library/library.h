@@ -121,6 +121,9 @@ class Libraries {
   Entry* find(uint16_t id);
   void* resolve(Entry& entry);
 
+  // A library that is in no table, by its SONAME; nullptr where there is none.
+  void* open(const std::string& soname);
+
   // A library's entry by name, for handlers written by hand.
   void* symbol(const char* library, const char* name);
 
