@@ -19,7 +19,7 @@ constexpr uint64_t kChunk = 1ull << 30;
 }  // namespace
 
 std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector<Piece>& pieces,
-                                         uint64_t bytes, std::string* error) {
+                                         uint64_t bytes, Steps* steps, std::string* error) {
   uint64_t given = 0;
   bool good = true;
   for (const Piece& piece : pieces) {
@@ -36,7 +36,9 @@ std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector
     area->map(pieces, error);
   for (const Piece& piece : pieces) ::close(piece.memory);
   if (!error->empty()) return nullptr;
+  steps->done("host memory mapped");
   area->enlist(pieces);
+  steps->done("registered");
   return area;
 }
 

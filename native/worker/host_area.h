@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "worker/driver.h"
+#include "worker/steps.h"
 
 namespace sluice::worker {
 
@@ -24,7 +25,7 @@ class HostArea {
   // Takes the pieces, whose descriptors are closed whatever comes of it; a context is current.
   // nullptr with `error`: they are fewer than `bytes`, no whole slabs, or cannot be mapped.
   static std::unique_ptr<HostArea> take(const Driver& driver, const std::vector<Piece>& pieces,
-                                        uint64_t bytes, std::string* error);
+                                        uint64_t bytes, Steps* steps, std::string* error);
   ~HostArea();  // a context is current
   HostArea(const HostArea&) = delete;
 

@@ -2,35 +2,16 @@
 #include "worker/memory_moves.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <numeric>
 
-#include "channel/futex.h"
 #include "process/log.h"
 #include "worker/memory.h"
+#include "worker/steps.h"
 
 namespace sluice::worker {
 
 namespace {
-
-// What the steps of a move took, for the session's log.
-class Steps {
- public:
-  void done(const char* step) {
-    const uint64_t now = channel::now_ns();
-    char text[64];
-    std::snprintf(text, sizeof text, "%s%s %.3f s", text_.empty() ? "" : ", ", step,
-                  static_cast<double>(now - began_) / 1e9);
-    text_ += text;
-    began_ = now;
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  uint64_t began_ = channel::now_ns();
-  std::string text_;
-};
 
 void log_move(const char* where, uint64_t bytes, const Steps& steps) {
   process::log_info(std::to_string(bytes >> 20) + " MiB are " + where + ": " + steps.text());
@@ -268,9 +249,8 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
   }
   session_.use(0);
   Steps steps;
-  auto area = HostArea::take(session_.driver, host, bytes, error);
+  auto area = HostArea::take(session_.driver, host, bytes, &steps, error);
   if (!area) return false;
-  steps.done("host memory");
   for (Piece* piece : going) piece->area = area.get();
   if (const CUresult e = copy(going, true); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "whole_number.h"
@@ -96,9 +95,7 @@ std::vector<std::byte> session_record(Session& s) {
     s.vgpus[i]->uuid = own_uuid(s, *s.vgpus[i]);
     fill(s, *s.vgpus[i], &r);
     fill_peers(s, *s.vgpus[i], &r);
-    // No card has run it yet: off unless whoever runs the server wants to try it.
-    const bool looks = std::getenv("SLUICE_CUDNN_LOOKS") != nullptr;
-    r.abilities = (looks ? wire::kAnswersLooks : 0) | (s.links ? wire::kLinksNodes : 0);
+    r.abilities = wire::kAnswersLooks | (s.links ? wire::kLinksNodes : 0);
     std::memcpy(all.data() + sizeof reply + sizeof head + i * sizeof r, &r, sizeof r);
   }
   return all;

@@ -175,7 +175,7 @@ def measure(seconds: float, percent: int, ours: Environment, native: Environment
         asked = {"SLUICE_RATIO": str(of), "SLUICE_VGPU": str(RANKS)}
         return {**ours, **asked, "SLUICE_JOB": secrets.token_hex(16)}
 
-    short = max(5.0, seconds / 6)
+    short = min(30.0, max(5.0, seconds / 6))
     [alone] = together(short, [share(percent)])
     had = together(seconds, [share(percent), share(100 - percent)])
     sliced = together(short, [native, native])
