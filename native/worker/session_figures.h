@@ -2,6 +2,7 @@
 // What a session has done so far, in numbers that any thread may add to and look at.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -14,6 +15,12 @@ struct MergingFigures {
   // Commands of pieces that were expected and did not come to their end: the next command did not
   // come in time, was another, or one that no piece goes over.
   std::atomic<uint64_t> late{0}, differing{0}, cut_short{0};
+  // Commands that came while it looked away; pieces that were not made, as what their libraries'
+  // objects were told had changed by then, or a capture was under way.
+  std::atomic<uint64_t> unseen{0}, stale{0}, busy{0};
+  // Commands that no piece goes over, by their function.
+  static constexpr size_t kFunctions = 4096;
+  std::array<std::atomic<uint32_t>, kFunctions> single{};
 };
 
 struct SessionFigures {

@@ -3,7 +3,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "abi/function_ids.h"
 #include "channel/futex.h"
+#include "library/objects.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -11,6 +17,42 @@ namespace sluice::worker {
 std::string channel_of(Session& session) {
   const std::string& planned = session.plan.channel;
   return planned == "rdma" && !session.endpoint().over_rdma() ? "tcp" : planned;
+}
+
+namespace {
+
+constexpr size_t kNamed = 8;  // functions
+
+std::string name_of(uint16_t function) {
+  if (const wire::CommandSpec* command = wire::find_command(function)) return command->name;
+  const char* name = abi::function_name(function);
+  if (!name) name = library::function_name(function);
+  return name ? name : "command " + std::to_string(function);
+}
+
+// Those that most commands were of.
+std::string most_of(const MergingFigures& figures) {
+  std::vector<std::pair<uint32_t, uint16_t>> all;
+  for (size_t i = 0; i < figures.single.size(); ++i)
+    if (const uint32_t n = figures.single[i].load()) all.emplace_back(n, i);
+  const size_t count = std::min(all.size(), kNamed);
+  std::ranges::partial_sort(all, all.begin() + static_cast<ptrdiff_t>(count), std::greater{});
+  std::string text;
+  for (size_t i = 0; i < count; ++i)
+    text += (i ? ", " : "") + std::to_string(all[i].first) + " " + name_of(all[i].second);
+  return text;
+}
+
+}  // namespace
+
+std::string merging_text(const Session& session) {
+  const MergingFigures& f = session.figures.merging;
+  const auto n = [](const std::atomic<uint64_t>& figure) { return std::to_string(figure.load()); };
+  return n(f.replayed) + " commands in " + n(f.launches) + " graphs; late " + n(f.late) +
+         ", differing " + n(f.differing) + ", cut short " + n(f.cut_short) +
+         ", while it looked away " + n(f.unseen) + "; pieces made " + n(f.made) + ", refused " +
+         n(f.refused) + ", ended " + n(f.ended) + ", told otherwise " + n(f.stale) +
+         ", beside a capture " + n(f.busy) + "; no piece goes over " + most_of(f);
 }
 
 std::map<std::string, std::string> session_status(Session* session) {

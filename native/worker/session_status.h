@@ -16,4 +16,7 @@ std::string channel_of(Session& session);
 // nullptr: it has none yet. Never waits for the GPU.
 std::map<std::string, std::string> session_status(Session* session);
 
+// Of launches as graphs: what was replayed, and what was left and why. A line for its log.
+std::string merging_text(const Session& session);
+
 }  // namespace sluice::worker

@@ -121,11 +121,10 @@ void WorkerProcess::ended(const process::End& why) {
   alarm(kLastWordsSeconds);
   auto v = session_status(session_.get());
   why.write(v);
+  if (session_ && session_->plan.merging != Merging::kOff)
+    process::log_last("merged launches: " + merging_text(*session_));
   process::log_last("session ended: " + why.reason + "; commands=" + v["commands"] +
-                    " merged=" + v["merged"] + " in " + v["merged_launches"] + " graphs (late " +
-                    v["merged_late"] + ", differing " + v["merged_differing"] + ", cut short " +
-                    v["merged_cut_short"] + "; pieces made " + v["pieces_made"] + ", refused " +
-                    v["pieces_refused"] + ", ended " + v["pieces_ended"] + ")" +
+                    " merged=" + v["merged"] + " in " + v["merged_launches"] + " graphs" +
                     " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
                     " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
   if (session_ && session_->turns) session_->turns->leave();

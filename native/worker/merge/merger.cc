@@ -34,7 +34,9 @@ Merger::~Merger() = default;
 bool Merger::take(const Command& c, bool alone) {
   ++commands_;
   const Read r = reader_.read(c);
+  auto& figures = session_.figures.merging;
   if (r.kind != Kind::kMergeable || alone) {
+    if (c.header.function < figures.single.size()) figures.single[c.header.function].fetch_add(1);
     if (!held_.empty()) run_held(Why::kBoundary);
     cut();
     if (r.kind == Kind::kEndsAll || r.kind == Kind::kEndsCopies)
@@ -50,6 +52,7 @@ bool Merger::take(const Command& c, bool alone) {
   if (!recogniser_.awake()) {
     if (!held_.empty()) run_held(Why::kBoundary);
     recogniser_.skip();
+    figures.unseen.fetch_add(1);
     return false;
   }
   const uint64_t key = reader_.key(c, r);
@@ -168,12 +171,14 @@ void Merger::work() {
   waiting_.pop_front();
   // What its libraries' objects were told since would be in the graph, and is not in its name.
   for (size_t i = 0; i < w.frames.size(); ++i)
-    if (reader_.key(w.frames.at(i), w.reads[i]) != w.frames.key(i)) return;
+    if (reader_.key(w.frames.at(i), w.reads[i]) != w.frames.key(i))
+      return void(session_.figures.merging.stale.fetch_add(1));
   if (!pieces_.contains(w.name)) make_room();
   Refusal why = Refusal::kNone;
   auto graph =
       PieceGraph::make(session_, streams_, std::move(w.frames), w.reads, reader_.libraries(), &why);
-  if (why == Refusal::kBusy) return;  // it is recorded again when it comes again
+  if (why == Refusal::kBusy)  // it is recorded again when it comes again
+    return void(session_.figures.merging.busy.fetch_add(1));
   Piece& p = pieces_[w.name];
   ++p.made;
   p.used = launched_;
