@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pwd
 import signal
@@ -156,7 +157,9 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
         if options.relay:
             lent: dict[str, Any] = {"node_name": "beside", "driver": "none", "enable_relay": True}
             lent["listen_port"] = 0  # the other has the one that was asked for
-            beside = options.config(run_dir / "r", options.log_dir / "beside", **lent)
+            # it has no GPU whose memory could move
+            bare = dataclasses.replace(options, swap_mib=0, ready_mib=0)
+            beside = bare.config(run_dir / "r", options.log_dir / "beside", **lent)
             await _start(Server(beside, relayed), running)
             sockets = {beside.client_socket: Path(f"{options.socket}.relay"), **sockets}
         for made, name in sockets.items():

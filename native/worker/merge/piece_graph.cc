@@ -101,8 +101,10 @@ uint16_t sets_stream_of(uint16_t function) {
   if (function == ids::id_sluiceCudnnBackendExecute) return ids::id_cudnnSetStream;
   const Libraries::Entry* entry =
       function >= wire::kFirstLibraryFunction ? Libraries::get().find(function) : nullptr;
-  if (!entry || std::string_view(entry->table->spec->name) != "cublas") return 0;
-  return ids::id_cublasSetStream_v2;
+  if (!entry) return 0;
+  const std::string_view library = entry->table->spec->name;
+  if (library == "cudnn") return ids::id_cudnnSetStream;
+  return library == "cublas" ? ids::id_cublasSetStream_v2 : 0;
 }
 
 }  // namespace

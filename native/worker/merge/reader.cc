@@ -127,6 +127,7 @@ bool in_a_piece(const Libraries::Entry& entry) {
     return false;
   const std::string_view library = entry.table->spec->name;
   if (library == "cublaslt") return f.id == ids::id_cublasLtMatmul;
+  if (library == "cudnn") return f.id == ids::id_cudnnBatchNormalizationForwardInference;
   if (library != "cublas") return false;
   for (int i = 0; i < f.params; ++i) {
     const ParamKind kind = f.param[i].kind;
