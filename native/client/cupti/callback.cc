@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exported Callback API: of calls of the runtime and the driver. Of resources, synchronisation,
-// NVTX and states nothing is told.
+// NVTX and states nothing is told, and who asks for them hears so, but for contexts (calls.cc).
 #include "client/cupti/activities.h"
 #include "client/cupti/calls.h"
 #include "client/cupti/session.h"

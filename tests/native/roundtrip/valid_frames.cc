@@ -317,6 +317,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_green_frames(rig, &all);
   add_code(rig, &all);
   add_link_frames(&all);
+  add_profile_frames(&all);
   add_node_frames(rig, &all);
   add_launches(rig, &all);
   add_clusters(rig, &all);

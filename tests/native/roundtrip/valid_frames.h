@@ -123,6 +123,7 @@ void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 void add_memory_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of links (link_frames.cc).
 void add_link_frames(std::vector<ValidFrame>* all);
+void add_profile_frames(std::vector<ValidFrame>* all);
 // Those of links to other nodes (node_frames.cc).
 void add_node_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of arrays, textures and surfaces (array_frames.cc).
