@@ -28,6 +28,9 @@ from sluice.server.workers.packets import Message
 log = logging.getLogger("sluice.server")
 
 MS_PER_SECOND = 1000
+#: Of a card, left free: what contexts take beyond what is counted for them (local memory, the
+#: driver's own). Who is to come in where that is missing would not, again and again.
+MARGIN_MIB = 512
 MOST_PRIORITY = 0xFFFFFFFF
 
 
@@ -60,7 +63,12 @@ class Residency:
     def settings(self) -> list[Message]:
         """When somebody is idle, and how much memory there is on each GPU."""
         idle = Message("idle", {"idle_ms": str(int(self._idle_seconds * MS_PER_SECOND))})
-        left = {gpu.uuid: max(0, gpu.memory_mib - gpu.reserved_mib) for gpu in self._gpus()}
+        left = {
+            gpu.uuid: max(
+                0, gpu.memory_mib - gpu.reserved_mib - (0 if gpu.software else MARGIN_MIB)
+            )
+            for gpu in self._gpus()
+        }
         return [
             idle,
             *(Message("memory", {"gpu": uuid, "memory_mib": str(m)}) for uuid, m in left.items()),

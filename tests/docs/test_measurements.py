@@ -59,6 +59,7 @@ def line(**changed: object) -> str:
         "docs/console.md",
         "docs/sharing.md",
         "docs/channels.md",
+        "docs/suspension.md",
     ],
     ids=str,
 )
@@ -77,7 +78,7 @@ def test_every_table_stands_on_one_page() -> None:
     assert sorted(placed) == sorted(tables.tables())
     assert {page.name for page in tables.pages()} == {
         "README.md", "performance.md", "control-plane.md", "console.md", "sharing.md",
-        "channels.md",
+        "channels.md", "suspension.md",
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from run import Server, find_driver  # noqa: E402
 GIB = 1024
 PATIENCE_SECONDS = 90.0
 READY_SECONDS = 30
-SUSPEND_LIMIT_S, RESUME_LIMIT_S = 1.0, 1.0
+SUSPEND_LIMIT_S, RESUME_LIMIT_S, LEFT_LIMIT_MIB = 1.0, 1.0, 64
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 SUSPENDED, ON_THE_GPU, RESUMED = " suspended: ", " MiB are on the GPU: ", " resumed"
 
@@ -121,7 +121,7 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
             "resume_s", statistics.median(resumes), "s", channel=channel, values=resumes,
             limit=RESUME_LIMIT_S,
         ),
-        run_of.record("suspended_mib", left, "MiB", channel=channel),
+        run_of.record("suspended_mib", left, "MiB", channel=channel, limit=LEFT_LIMIT_MIB),
     ]  # fmt: skip
 
 
