@@ -45,7 +45,8 @@ def importer(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_import_gives_the_committed_files_byte_by_byte(headers: Path, tmp_path: Path) -> None:
     done = importer("--include", str(headers), "--out", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
-    names = sorted(p.name for p in COMMITTED.iterdir())
+    others = {"cupti_calls.json"}  # import_cupti.py makes it, of another package's headers
+    names = sorted({p.name for p in COMMITTED.iterdir()} - others)
     assert sorted(p.name for p in (tmp_path / "again").iterdir()) == names
     for name in names:
         assert (tmp_path / "again" / name).read_bytes() == (COMMITTED / name).read_bytes(), name

@@ -99,6 +99,7 @@ def test_defaults_are_good_and_as_they_were() -> None:
         "client.same_gpu": "false",
         "client.sharing": "auto",
         "client.static_runtime": "leave",
+        "client.merge_launches": "off",
     }
     assert not any(value.problem for value in settings.values())
 
