@@ -58,6 +58,10 @@ class Answer {
   void add_copy(const wire::ProfileRecord& r, uint32_t device);
   bool add_peer_copy(const wire::ProfileRecord& r, uint32_t device);
   void add_fill(const wire::ProfileRecord& r, uint32_t device);
+  template <class Record>
+  void give_work(const wire::ProfileRecord& r, uint32_t device, Record* to) const;
+  template <class Record>
+  void give_copy(const wire::ProfileRecord& r, uint32_t device, Record* to) const;
   uint64_t time(uint64_t at) const { return Clock::get().of_node(node_, at); }
 
   uint32_t node_;
@@ -75,15 +79,37 @@ bool Answer::fits(const wire::ProfileRecord& r) const {
          Calls::get().knows(r.correlation);
 }
 
+// What records of all kinds of work have.
+template <class Record>
+void Answer::give_work(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
+  to->start = time(r.start);
+  to->end = time(r.end);
+  to->device = device;
+  to->context = device + 1;
+  to->stream = r.stream;
+  to->correlation = r.correlation;
+  to->graph_node = r.graph_node;
+  to->graph = r.graph;
+  to->channel = r.channel;
+  to->channel_type = r.channel_type;
+}
+
+template <class Record>
+void Answer::give_copy(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
+  give_work(r, device, to);
+  to->copy_kind = static_cast<uint8_t>(r.copy_kind);
+  to->from_kind = static_cast<uint8_t>(r.from_kind);
+  to->to_kind = static_cast<uint8_t>(r.to_kind);
+  to->flags = static_cast<uint8_t>(r.flags);
+  to->bytes = r.bytes;
+}
+
 void Answer::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
   KernelRecord k{};
+  give_work(r, device, &k);
   k.kind = r.kind;
   k.registers = static_cast<uint16_t>(r.registers);
-  k.start = time(r.start);
-  k.end = k.completed = time(r.end);
-  k.device = device;
-  k.context = device + 1;
-  k.stream = r.stream;
+  k.completed = k.end;
   for (int i = 0; i < 3; ++i) {
     k.grid[i] = static_cast<int32_t>(r.grid[i]);
     k.block[i] = static_cast<int32_t>(r.block[i]);
@@ -95,14 +121,9 @@ void Answer::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
   k.local_per_thread = r.local_per_thread;
   k.local_total_wide = r.local_total;
   k.local_total = static_cast<uint32_t>(r.local_total);
-  k.correlation = r.correlation;
   k.grid_id = static_cast<int64_t>(r.grid_id);
   k.name = Recorder::get().kept(names_.data() + r.name);
   k.launch_type = static_cast<uint8_t>(r.launch_type);
-  k.graph_node = r.graph_node;
-  k.graph = r.graph;
-  k.channel = r.channel;
-  k.channel_type = r.channel_type;
   Recorder::get().add(k);
 }
 
@@ -111,27 +132,13 @@ void Answer::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
 void Answer::add_copy(const wire::ProfileRecord& r, uint32_t device) {
   const uint8_t flags = Calls::get().flags(r.correlation);
   CopyRecord c{};
+  give_copy(r, device, &c);
   c.kind = kMemcpy;
-  c.copy_kind = static_cast<uint8_t>(r.copy_kind);
-  c.from_kind = static_cast<uint8_t>(r.from_kind);
-  c.to_kind = static_cast<uint8_t>(r.to_kind);
   const uint8_t host = flags & Calls::kPageableCopy ? kPageable : kPinned;
   if (!(flags & Calls::kOfLibrary) && r.graph_node == 0) {
     if (c.copy_kind == kToDevice) c.from_kind = host;
     if (c.copy_kind == kToHost) c.to_kind = host;
   }
-  c.flags = static_cast<uint8_t>(r.flags);
-  c.bytes = r.bytes;
-  c.start = time(r.start);
-  c.end = time(r.end);
-  c.device = device;
-  c.context = device + 1;
-  c.stream = r.stream;
-  c.correlation = r.correlation;
-  c.graph_node = r.graph_node;
-  c.graph = r.graph;
-  c.channel = r.channel;
-  c.channel_type = r.channel_type;
   c.copies = 1;
   const bool pieces = (c.copy_kind == kToDevice || c.copy_kind == kToHost) && r.graph_node == 0 &&
                       flags & Calls::kPageableCopy && !(flags & Calls::kOfLibrary);
@@ -146,50 +153,27 @@ void Answer::add_copy(const wire::ProfileRecord& r, uint32_t device) {
 
 bool Answer::add_peer_copy(const wire::ProfileRecord& r, uint32_t device) {
   PeerCopyRecord c{};
+  give_copy(r, device, &c);
   uint32_t from = 0, to = 0;
   if (!session()->device(node_, r.grid[0], &from) || !session()->device(node_, r.grid[1], &to))
     return false;
   c.kind = kMemcpyPeer;
-  c.copy_kind = static_cast<uint8_t>(r.copy_kind);
-  c.from_kind = static_cast<uint8_t>(r.from_kind);
-  c.to_kind = static_cast<uint8_t>(r.to_kind);
-  c.flags = static_cast<uint8_t>(r.flags);
-  c.bytes = r.bytes;
-  c.start = time(r.start);
-  c.end = time(r.end);
-  c.device = device;
-  c.context = device + 1;
-  c.stream = r.stream;
   c.from_device = from;
   c.from_context = from + 1;
   c.to_device = to;
   c.to_context = to + 1;
-  c.correlation = r.correlation;
-  c.graph_node = r.graph_node;
-  c.graph = r.graph;
-  c.channel = r.channel;
-  c.channel_type = r.channel_type;
   Recorder::get().add(c);
   return true;
 }
 
 void Answer::add_fill(const wire::ProfileRecord& r, uint32_t device) {
   FillRecord f{};
+  give_work(r, device, &f);
   f.kind = kMemset;
   f.value = r.value;
   f.bytes = r.bytes;
-  f.start = time(r.start);
-  f.end = time(r.end);
-  f.device = device;
-  f.context = device + 1;
-  f.stream = r.stream;
-  f.correlation = r.correlation;
   f.flags = static_cast<uint16_t>(r.flags);
   f.memory_kind = static_cast<uint16_t>(r.to_kind);
-  f.graph_node = r.graph_node;
-  f.graph = r.graph;
-  f.channel = r.channel;
-  f.channel_type = r.channel_type;
   Recorder::get().add(f);
 }
 

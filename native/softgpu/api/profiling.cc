@@ -140,50 +140,44 @@ Running::Running(Context& context, const Fill& fill) {
 
 Running::~Running() {
   const uint64_t end = now();
+  const auto work = [&](auto* r) {
+    r->start = start_;
+    r->end = end;
+    r->device = device_;
+    r->context = doing.context;
+    r->stream = doing.stream;
+    r->correlation = doing.correlation;
+  };
   if (kernel_) {
     KernelRecord k{};
+    work(&k);
     k.kind = kind_;
     k.registers = 32;
-    k.start = start_;
-    k.end = k.completed = end;
-    k.device = device_;
-    k.context = doing.context;
-    k.stream = doing.stream;
+    k.completed = end;
     for (int i = 0; i < 3; ++i) {
       k.grid[i] = static_cast<int32_t>(kernel_->shape.grid[i]);
       k.block[i] = static_cast<int32_t>(kernel_->shape.block[i]);
     }
     k.static_shared = static_cast<int32_t>(kernel_->kernel->function->static_shared);
     k.dynamic_shared = static_cast<int32_t>(kernel_->shape.dynamic_shared);
-    k.correlation = doing.correlation;
     k.grid_id = next_grid.fetch_add(1) + 1;
     k.name = kept_name(kernel_->kernel->function->name);
     keep(k);
   } else if (copy_) {
     CopyRecord c{};
+    work(&c);
     c.kind = kMemcpy;
     c.copy_kind = copy_kind(*copy_);
     c.from_kind = memory_kind(copy_->from);
     c.to_kind = memory_kind(copy_->to);
     c.bytes = copy_->width * copy_->height * copy_->depth;
-    c.start = start_;
-    c.end = end;
-    c.device = device_;
-    c.context = doing.context;
-    c.stream = doing.stream;
-    c.correlation = doing.correlation;
     keep(c);
   } else if (fill_) {
     FillRecord f{};
+    work(&f);
     f.kind = kMemset;
     f.value = fill_->value;
     f.bytes = fill_->width * fill_->height * fill_->element;
-    f.start = start_;
-    f.end = end;
-    f.device = device_;
-    f.context = doing.context;
-    f.stream = doing.stream;
-    f.correlation = doing.correlation;
     f.memory_kind = kDevice;
     keep(f);
   }

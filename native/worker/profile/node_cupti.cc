@@ -160,6 +160,34 @@ void NodeCupti::note(uint32_t node, uint32_t client) {
   notes_order_.pop_front();
 }
 
+namespace {
+
+// What records of all kinds of work have.
+template <class Record>
+void take_work(const Record& from, wire::ProfileRecord* r) {
+  r->start = from.start;
+  r->end = from.end;
+  r->graph_node = from.graph_node;
+  r->correlation = from.correlation;
+  r->device = from.device;
+  r->stream = from.stream;
+  r->graph = from.graph;
+  r->channel = from.channel;
+  r->channel_type = from.channel_type;
+}
+
+template <class Record>
+void take_copy(const Record& from, wire::ProfileRecord* r) {
+  take_work(from, r);
+  r->bytes = from.bytes;
+  r->copy_kind = from.copy_kind;
+  r->from_kind = from.from_kind;
+  r->to_kind = from.to_kind;
+  r->flags = from.flags;
+}
+
+}  // namespace
+
 void NodeCupti::take_record(const void* record) {
   wire::ProfileRecord r{};
   std::memcpy(&r.kind, record, sizeof r.kind);
@@ -173,15 +201,9 @@ void NodeCupti::take_record(const void* record) {
     case cupti::kKernel:
     case cupti::kConcurrentKernel: {
       const auto& k = *static_cast<const cupti::KernelRecord*>(record);
-      r.start = k.start;
-      r.end = k.end;
-      r.graph_node = k.graph_node;
+      take_work(k, &r);
       r.grid_id = static_cast<uint64_t>(k.grid_id);
       r.local_total = k.local_total_wide;
-      r.correlation = k.correlation;
-      r.device = k.device;
-      r.stream = k.stream;
-      r.graph = k.graph;
       r.registers = k.registers;
       for (int i = 0; i < 3; ++i) {
         r.grid[i] = static_cast<uint32_t>(k.grid[i]);
@@ -193,44 +215,16 @@ void NodeCupti::take_record(const void* record) {
       r.shared_executed = k.shared_executed;
       r.local_per_thread = k.local_per_thread;
       r.launch_type = k.launch_type;
-      r.channel = k.channel;
-      r.channel_type = k.channel_type;
       return keep(r, k.name ? k.name : "");
     }
     case cupti::kMemcpy: {
       const auto& c = *static_cast<const cupti::CopyRecord*>(record);
-      r.start = c.start;
-      r.end = c.end;
-      r.bytes = c.bytes;
-      r.graph_node = c.graph_node;
-      r.correlation = c.correlation;
-      r.device = c.device;
-      r.stream = c.stream;
-      r.graph = c.graph;
-      r.copy_kind = c.copy_kind;
-      r.from_kind = c.from_kind;
-      r.to_kind = c.to_kind;
-      r.flags = c.flags;
-      r.channel = c.channel;
-      r.channel_type = c.channel_type;
+      take_copy(c, &r);
       return keep(r, nullptr);
     }
     case cupti::kMemcpyPeer: {
       const auto& c = *static_cast<const cupti::PeerCopyRecord*>(record);
-      r.start = c.start;
-      r.end = c.end;
-      r.bytes = c.bytes;
-      r.graph_node = c.graph_node;
-      r.correlation = c.correlation;
-      r.device = c.device;
-      r.stream = c.stream;
-      r.graph = c.graph;
-      r.copy_kind = c.copy_kind;
-      r.from_kind = c.from_kind;
-      r.to_kind = c.to_kind;
-      r.flags = c.flags;
-      r.channel = c.channel;
-      r.channel_type = c.channel_type;
+      take_copy(c, &r);
       // A peer copy has no grid: these say between which devices.
       r.grid[0] = c.from_device;
       r.grid[1] = c.to_device;
@@ -238,19 +232,11 @@ void NodeCupti::take_record(const void* record) {
     }
     case cupti::kMemset: {
       const auto& f = *static_cast<const cupti::FillRecord*>(record);
-      r.start = f.start;
-      r.end = f.end;
+      take_work(f, &r);
       r.bytes = f.bytes;
-      r.graph_node = f.graph_node;
-      r.correlation = f.correlation;
-      r.device = f.device;
-      r.stream = f.stream;
-      r.graph = f.graph;
       r.value = f.value;
       r.flags = f.flags;
       r.to_kind = f.memory_kind;
-      r.channel = f.channel;
-      r.channel_type = f.channel_type;
       return keep(r, nullptr);
     }
     default:  // calls of the worker's, which the client has records of its own for
