@@ -63,16 +63,22 @@ class Residency:
     def settings(self) -> list[Message]:
         """When somebody is idle, and how much memory there is on each GPU."""
         idle = Message("idle", {"idle_ms": str(int(self._idle_seconds * MS_PER_SECOND))})
-        left = {
+        return [
+            idle,
+            *(
+                Message("memory", {"gpu": uuid, "memory_mib": str(m)})
+                for uuid, m in self._usable().items()
+            ),
+        ]
+
+    def _usable(self) -> dict[str, int]:
+        """MiB that sessions may have of each GPU, by UUID, their contexts included."""
+        return {
             gpu.uuid: max(
                 0, gpu.memory_mib - gpu.reserved_mib - (0 if gpu.software else MARGIN_MIB)
             )
             for gpu in self._gpus()
         }
-        return [
-            idle,
-            *(Message("memory", {"gpu": uuid, "memory_mib": str(m)}) for uuid, m in left.items()),
-        ]
 
     def tell_everything(self) -> None:
         """The GPUs are known now, and the arbiter may have been told of none."""
@@ -121,8 +127,8 @@ class Residency:
                 seen.add((session.grant_id, place))
                 if session.grant_id == grant_id:
                     own.add(vgpu.gpu_uuid)
-        there = {gpu.uuid: gpu.memory_mib - gpu.reserved_mib for gpu in self._gpus()}
-        over = any(promised[uuid] > there.get(uuid, 0) for uuid in own)
+        usable = self._usable()
+        over = any(promised[uuid] > usable.get(uuid, 0) for uuid in own)
         return over and self._pages.arbiter.is_connected
 
     def tell(self, grant_id: str) -> None:
