@@ -125,7 +125,7 @@ class RelayProcesses:
     def replace(self, worker: Worker) -> None:
         """Has one leave that another follows; its end is nobody's business from now on."""
         worker.on_exit = lambda one, _: self.forget(one)
-        worker.on_broken = None
+        worker.follow_break(None)
         if not worker.exited:
             worker.tell(Message("replaced"))
             worker.kill_after(REPLACED_SECONDS)

@@ -75,7 +75,7 @@ class RelayedStreams:
         relay = session.worker
         if way is not None:
             self._comings.setdefault(session.id, _Comings())
-            relay.on_broken = partial(self._broken, session, way)
+            relay.follow_break(partial(self._broken, session, way))
         relay.on_exit = partial(self._exited, session, way)
 
     def resume(self, session: Session, descriptor: int, epoch: int) -> None:

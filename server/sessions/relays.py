@@ -108,6 +108,8 @@ class Relays:
                     session.log.write(f"did not start: {error}", logging.ERROR)
                     raise
                 undo.pop_all()  # it is open
+                if session.worker.is_broken:
+                    self._broken(session)
         except (WorkerError, OSError) as error:
             said = error.status if isinstance(error, WorkerError) else 0
             status = said or CudaStatus.OPERATING_SYSTEM
@@ -244,7 +246,7 @@ class Relays:
         if relay.exited:
             raise WorkerError(f"relay {relay.id} ended as soon as it went on")
         relay.on_exit = partial(self._exited, session)
-        relay.on_broken = partial(self._broken, session)
+        relay.follow_break(partial(self._broken, session))
 
     def adopt(self, session: Session, *, is_broken: bool = False) -> None:
         """Takes over a session that an earlier server opened; `is_broken`: its relay waits."""
@@ -283,12 +285,12 @@ class Relays:
             self.streams.follow(session, way)
             return
         session.worker.on_exit = partial(self._exited, session)
-        session.worker.on_broken = partial(self._broken, session)
+        session.worker.follow_break(partial(self._broken, session))
         watch_client(session)
 
     def _broken(self, session: Session) -> None:
         """Its relay has lost its connection."""
-        if isinstance(session.way, RelayedWay) and session.why is None:
+        if isinstance(session.way, RelayedWay) and session.why is None and not session.opening:
             self._begin_to_go_on(session)
 
     def _exited(self, session: Session, worker: Worker, why: End) -> None:
@@ -305,7 +307,7 @@ class Relays:
         assert isinstance(session.way, RelayedWay)
         # from now on nobody else hears of its relay
         session.worker.on_exit = lambda worker, _: self._processes.forget(worker)
-        session.worker.on_broken = None
+        session.worker.follow_break(None)
         self._in_background(self._go_on(session, session.way))
 
     def _ended(self, session: Session, why: End) -> None:

@@ -73,7 +73,8 @@ class Worker:
         self.on_ended: Callable[[Worker, Message], None] | None = None
         self.on_code: Callable[[Message, int], None] | None = None
         #: Of a relay: it has lost its connection, and another may follow.
-        self.on_broken: Callable[[], None] | None = None
+        self.is_broken = False
+        self._on_broken: Callable[[], None] | None = None
         self.broken_by = ""  # whose connection that was, where it has two: node or client
         #: It wants a connection to another node's worker, or none any more.
         self.on_link: Callable[[Message], None] | None = None
@@ -301,6 +302,15 @@ class Worker:
         for message in before:
             take(message)
 
+    def follow_break(self, broken: Callable[[], None] | None) -> None:
+        """Of a relay: `broken` is called when it loses its connection, at once if it has already.
+
+        One that has just begun may lose it before whoever waited for that comes to follow it.
+        """
+        self._on_broken = broken
+        if broken and self.is_broken:
+            broken()
+
     def _take_sharing(self, message: Message) -> None:
         if self._on_sharing:
             self._on_sharing(message)
@@ -327,9 +337,9 @@ class Worker:
             if self.on_suspension:
                 self.on_suspension(message)
         elif message.verb == "broken":
-            self.broken_by = message.get("by")
-            if self.on_broken:
-                self.on_broken()
+            self.broken_by, self.is_broken = message.get("by"), True
+            if self._on_broken:
+                self._on_broken()
         elif message.verb == "ended":
             if reason := message.get("reason"):
                 ordered = self.why.cause if self.why else EndCause.UNKNOWN
