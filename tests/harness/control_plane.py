@@ -26,13 +26,14 @@ from typing import Any
 
 import httpx
 import pytest
+from forks import OTHER_CODE, Service, start_service
+from forks import PYTHON_PATH as PYTHON_PATH
 from free_ports import free_port
 from standing_processes import end_standing_processes
 
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 
 HARNESS = Path(__file__).resolve().parent
-PYTHON_PATH = HARNESS.parent.parent / "python"
 
 
 def wait_for(
@@ -138,10 +139,11 @@ class ControlPlane:
         self.metrics_url = f"{metrics_scheme}://127.0.0.1:{free_port()}"
         self.node = (server or {}).get("node_name", "node-a")
         self.fake = fake or native_worker() is None
+        self._told = environment or {}
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(PYTHON_PATH),
-            **(environment or {}),
+            **self._told,
         }
         if self.fake:
             self._environment["SLUICE_NATIVE_DIR"] = str(make_fake_native(folder / "native"))
@@ -187,6 +189,7 @@ class ControlPlane:
                 "driver": "softgpu",
                 "enable_kvm": "false",
                 "region_dir": folder,
+                "closed_grace_seconds": 5,  # each test that kills a client over TCP waits for it
                 **(server or {}),
             },
             metrics=(
@@ -199,8 +202,8 @@ class ControlPlane:
             **({"suspend": suspend} if suspend else {}),
             throttle={} if throttle == {} else {"run_together": False, **(throttle or {})},
         )
-        self.controller: subprocess.Popen[bytes] | None = None
-        self.server: subprocess.Popen[bytes] | None = None
+        self.controller: Service | None = None
+        self.server: Service | None = None
         self.clients: list[Client] = []
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://127.0.0.1:{self.rest_port}"
@@ -239,25 +242,17 @@ class ControlPlane:
         if joined:
             wait_for(lambda: self.node_state() == "up", message="the node to join")
 
-    def _run(
-        self, service: str, environment: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{service}.out").open("ab") as out:
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    f"sluice.{service}",
-                    "--config",
-                    str(self.folder / f"{service}.conf"),
-                ],
-                stdout=out,
-                stderr=out,
-                env={**self._environment, **(environment or {})},
-            )
+    def _run(self, service: str, environment: dict[str, str] | None = None) -> Service:
+        return start_service(
+            service,
+            ["--config", str(self.folder / f"{service}.conf")],
+            self.folder / f"{service}.out",
+            {**self._environment, **(environment or {})},
+            anew=bool(OTHER_CODE & {*self._told, *(environment or {})}),
+        )
 
     def stop(self, service: str, number: signal.Signals = signal.SIGTERM) -> None:
-        process: subprocess.Popen[bytes] | None = getattr(self, service)
+        process: Service | None = getattr(self, service)
         assert process
         process.send_signal(number)
         process.wait(60)
@@ -270,7 +265,7 @@ class ControlPlane:
     def close(self) -> None:
         self.end_clients()
         for service in ("server", "controller"):
-            process: subprocess.Popen[bytes] | None = getattr(self, service)
+            process: Service | None = getattr(self, service)
             if process and process.poll() is None:
                 process.terminate()
                 try:

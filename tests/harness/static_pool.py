@@ -8,18 +8,14 @@ importing takes longer than all else of a small test.
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import subprocess
 import sys
 import time
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
-from unittest import mock
 
+from forks import be, forks
 from free_ports import free_port
 from session_logs import SessionLogs
 from static_server import StaticOptions, serve
@@ -27,7 +23,6 @@ from static_server import StaticOptions, serve
 from sluice.config.native_files import find_native
 
 ROOT = Path(__file__).resolve().parents[2]
-HARNESS = Path(__file__).resolve().parent
 
 
 def build_programs(*names: str) -> Path:
@@ -43,20 +38,8 @@ def gpu_uuid(index: int) -> str:
     return f"GPU-536c7569-6365-4000-8073-6f66746770{index:02x}"
 
 
-@functools.cache
-def _forks() -> ForkServerContext:
-    """What servers are forked off, one for all pools of this process."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["static_server"])
-    path = os.pathsep.join([str(HARNESS), str(ROOT / "python")])
-    with mock.patch.dict(os.environ, PYTHONPATH=path):
-        multiprocessing.forkserver.ensure_running()
-    return forks
-
-
 def _serve(options: StaticOptions, environment: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+    be(environment)
     serve(options)
 
 
@@ -102,7 +85,7 @@ class StaticPool:
             relay=relay,
         )
         environment = {**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
-        self.process = _forks().Process(target=_serve, args=(options, environment))
+        self.process = forks().Process(target=_serve, args=(options, environment))
         self.process.start()
 
     def __enter__(self) -> StaticPool:
