@@ -272,9 +272,10 @@ def test_where_nothing_can_be_shown_the_reason_is_said(pool: StaticPool, tmp_pat
 
 def test_a_loop_goes_on_through_ends_and_stops_at_ctrl_c(pool: StaticPool) -> None:
     words = ("--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "20")
-    process = subprocess.Popen(
-        command(*words), env=environment(pool), stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(  # what runs in the background of a script ignores SIGINT
+        ["env", "--default-signal=INT", *command(*words)],
+        env=environment(pool), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
     def until(wanted: str) -> None:
         assert process.stdout is not None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from control_plane import ControlPlane, wait_for
+from relay_host import RelayHost
 
 from .prompted import Prompted
 from .traces import LIMIT
@@ -20,6 +21,14 @@ KERNEL_NS = 2_000_000  # how long each takes, whatever else the host's processor
 def working(start: Start, percent: int, channel: str = "shm", **more: str) -> Prompted:
     """A program with that share that has begun to work."""
     program = start(channel, SLUICE_RATIO=str(percent), **more)
+    assert program.ask(f"work {KERNEL_NS}") == "work: ok"
+    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
+    return program
+
+
+def relayed(host: RelayHost, start: Start) -> Prompted:
+    """A program of a host without a GPU that has begun to work."""
+    program = start("shm", SLUICE_RATIO="20", SLUICE_SERVER_SOCKET=str(host.socket_path))
     assert program.ask(f"work {KERNEL_NS}") == "work: ok"
     wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
     return program

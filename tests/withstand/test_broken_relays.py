@@ -18,14 +18,14 @@ from control_plane import ControlPlane, running, wait_for
 from relay_host import RelayHost, relay_host
 from static_pool import build_programs
 
-from .at_work import Start, goes_on, worked
-from .prompted import Prompted
+from .at_work import Start, goes_on, relayed
 from .traces import LIMIT
 
 #: At most how many bytes a connection passes in each direction, and a program that sends more.
 CUTS = {3_000: "module_launch", 40_000: "streams_events", 30_000_000: "bulk_copies"}
 RUNS, ENOUGH = 4, 8  # of each program, and of its connections that are cut
-GRACE_SECONDS = 8
+#: No test waits for its end: of a machine that stands still for a while no session may die.
+GRACE_SECONDS = 300
 CLOSED_SECONDS = 6
 
 
@@ -53,15 +53,7 @@ def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
     """The way to the node; what a test leaves is gone before the next."""
     with BreakingNetwork(plane.data_port) as way:
         yield way
-    wait_for(lambda: not plane.grants(), 2 * GRACE_SECONDS + LIMIT, "the grants to return")
-
-
-def working(host: RelayHost, start: Start) -> Prompted:
-    """A program of that host that has begun to work."""
-    program = start("shm", SLUICE_RATIO="20", SLUICE_SERVER_SOCKET=str(host.socket_path))
-    assert program.ask("work 2000000") == "work: ok"
-    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
-    return program
+    wait_for(lambda: not plane.grants(), CLOSED_SECONDS + LIMIT, "the grants to return")
 
 
 def kill_relay(host: RelayHost) -> int:
@@ -103,7 +95,7 @@ def test_programs_compute_the_same_whatever_is_cut(
 def test_work_goes_on_whichever_part_of_the_way_is_lost(
     plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
 ) -> None:
-    program = working(host, start)
+    program = relayed(host, start)
     [before] = plane.sessions()
     for _ in range(3):
         network.cut()
@@ -122,7 +114,7 @@ def test_work_goes_on_whichever_part_of_the_way_is_lost(
 def test_its_own_server_may_be_restarted_meanwhile(
     plane: ControlPlane, network: BreakingNetwork, host: RelayHost, start: Start, first: str
 ) -> None:
-    program = working(host, start)
+    program = relayed(host, start)
     if first == "the server":
         host.stop(signal.SIGKILL)
         network.cut()
@@ -140,24 +132,10 @@ def test_its_own_server_may_be_restarted_meanwhile(
     wait_for(lambda: not plane.grants() and not host.relays(), LIMIT, "the grant's end")
 
 
-def test_a_program_is_told_when_nothing_comes_back(
-    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
-) -> None:
-    program = working(host, start)
-    network.refuse()
-    network.cut()
-    wait_for(lambda: "error" in program.ask("worked"), GRACE_SECONDS + LIMIT, "the error")
-    assert "error 999" in program.ask("wait")
-    wait_for(lambda: not plane.grants(), GRACE_SECONDS + LIMIT, "the grant's end")
-    wait_for(lambda: not host.relays(), GRACE_SECONDS + LIMIT, "the relay's end")
-    program.say("quit")
-    assert "in time" in program.errors()
-
-
 def test_a_session_that_is_ended_meanwhile_is_an_error_at_once(
     plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
 ) -> None:
-    program = working(host, start)
+    program = relayed(host, start)
     network.refuse()
     network.cut()
     [grant] = plane.grants()
@@ -173,7 +151,7 @@ def test_a_session_that_is_ended_meanwhile_is_an_error_at_once(
 def test_a_program_that_dies_meanwhile_leaves_nothing(
     plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
 ) -> None:
-    program = working(host, start)
+    program = relayed(host, start)
     network.refuse()
     network.cut()
     program.kill()

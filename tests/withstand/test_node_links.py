@@ -26,7 +26,7 @@ from .told_program import Told, all_given_back, start
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = ROOT / "tests" / "programs" / "expected" / "across_nodes.out"
 COPIER = "copier.py"
-GRACE_SECONDS = 20
+GRACE_SECONDS, CLOSED_SECONDS = 60, 6
 #: What the first node's worker sends for one copy of `copier.py` to the second, and one back.
 MESSAGE_BYTES, COPY_BYTES = 16, 1 << 16
 SENT_BYTES = (MESSAGE_BYTES + COPY_BYTES) + 2 * MESSAGE_BYTES
@@ -39,7 +39,7 @@ def nodes(
     """The first one is reached by the network."""
     folder = tmp_path_factory.mktemp("links")
     (folder / "b").mkdir()
-    server = {"network_grace_seconds": GRACE_SECONDS, "closed_grace_seconds": GRACE_SECONDS}
+    server = {"network_grace_seconds": GRACE_SECONDS, "closed_grace_seconds": CLOSED_SECONDS}
     with running(folder, server={**server, "advertise_addr": "127.0.0.2"}) as first:
         second = ControlPlane(folder / "b", server={**server, "node_name": "node-b"}, pool_of=first)
         with BreakingNetwork(first.data_port) as network:

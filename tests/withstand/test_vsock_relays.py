@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 
 import programs as cuda
 
-GRACE_SECONDS, CLOSED_SECONDS = 8, 3
-QUIET_SECONDS = 2 * GRACE_SECONDS + 10
+#: A network that comes back has time to, also on a machine that stands still for a while.
+GRACE_SECONDS, SHORT_SECONDS, CLOSED_SECONDS = 300, 8, 3
+QUIET_SECONDS = 60
 NAMES = ("vector_add", "streams_events", "host_callback", "bulk_copies", "managed", "oom")
 
 pytestmark = pytest.mark.skipif(
@@ -59,10 +60,16 @@ def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
 
 
 @pytest.fixture
+def grace_seconds() -> int:
+    """What the guest's host allows its sessions."""
+    return GRACE_SECONDS
+
+
+@pytest.fixture
 async def guest(
-    plane: ControlPlane, network: BreakingNetwork, short_path: Path
+    plane: ControlPlane, network: BreakingNetwork, short_path: Path, grace_seconds: int
 ) -> AsyncIterator[VsockGuest]:
-    terms = ResumeTerms(GRACE_SECONDS, CLOSED_SECONDS)
+    terms = ResumeTerms(grace_seconds, CLOSED_SECONDS)
     async with vsock_relay_host(plane, short_path, terms) as made:
         yield made
 
@@ -156,13 +163,14 @@ async def test_a_killed_worker_is_a_cuda_error_and_nothing_stays(
     await guest.quiet(QUIET_SECONDS)
 
 
+@pytest.mark.parametrize("grace_seconds", [SHORT_SECONDS])
 async def test_a_node_that_is_away_for_too_long_is_a_cuda_error(
-    guest: VsockGuest, network: BreakingNetwork
+    guest: VsockGuest, network: BreakingNetwork, grace_seconds: int
 ) -> None:
     holder, session = await held(guest)
     network.refuse()
     network.cut()
-    await asyncio.wait_for(session.gone.wait(), GRACE_SECONDS + 15)
+    await asyncio.wait_for(session.gone.wait(), QUIET_SECONDS)
     assert await asyncio.to_thread(holder.work) != 0
     holder.kill()
     await guest.quiet(QUIET_SECONDS)
