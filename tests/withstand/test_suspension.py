@@ -84,7 +84,7 @@ def refused(plane: ControlPlane, subject: Subject | Prompted) -> str:
     grant: str = grant_of(plane, subject.pid)["id"]
     assert plane.rest.post(f"/grants/{grant}/suspend").status_code == 202
     wait_for(lambda: suspension(plane, grant) is None, message="it to be refused")
-    return why_not(plane, grant)
+    return str(wait_for(lambda: why_not(plane, grant), message="the reason"))
 
 
 def resume(plane: ControlPlane, grant: str) -> None:
