@@ -158,6 +158,7 @@ docs: native ## what is made from the registry, the commands and docs/measuremen
 	$(PY) dev/protocol_reference.py
 	$(PY) dev/configuration_reference.py
 	$(PY) dev/measurement_tables.py
+	$(PY) dev/application_table.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
 
 format: build/.base ## ruff format and clang-format, in place

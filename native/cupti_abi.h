@@ -46,7 +46,9 @@ inline constexpr uint64_t bit(Kind kind) { return uint64_t{1} << kind; }
 
 // CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind, as far as Sluice has a say in them.
 enum CopyKind : uint8_t { kToDevice = 1, kToHost = 2, kOnDevice = 8, kOnHost = 9, kPeer = 10 };
-enum MemoryKind : uint8_t { kPageable = 1, kPinned = 2, kDevice = 3 };
+enum MemoryKind : uint8_t { kPageable = 1, kPinned = 2, kDevice = 3, kManagedStatic = 7 };
+// The last CUpti_ActivityLaunchType.
+inline constexpr uint32_t kCommandListLaunch = 3;
 
 // CUpti_ExternalCorrelationKind: those that there are.
 inline constexpr uint32_t kExternalKinds = 6;

@@ -90,6 +90,7 @@ class Server:
         memory_mib: int = SLICE_MIB,
         uid: int | None = NOBODY,
         options: Sequence[str] = (),
+        http_port: int = 19123,
     ) -> None:
         """`uid`: whose all workers are; None: each grant's, or project's, own.
 
@@ -109,7 +110,7 @@ class Server:
         (library / "cuda12").symlink_to(built("libcuda.so.1").parent.resolve() / "cuda12")
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
-            "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": "127.0.0.1:19123"},
+            "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": f"127.0.0.1:{http_port}"},
             # shared memory as far as the relay, and the data port behind it
             "relay": {"SLUICE_CHANNEL": "shm"},
         }
@@ -124,7 +125,7 @@ class Server:
         command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
         command += ["--socket", str(self.socket), "--log-dir", str(folder / "log")]
         command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
-        command += ["--http-port", "19123", "--relay"]
+        command += ["--http-port", str(http_port), "--relay"]
         command += ["--run-together"]  # as is the default
         command += ["--bulk-connections", "8", *options]
         if uid is not None:

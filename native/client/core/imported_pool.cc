@@ -111,18 +111,14 @@ CUresult ImportedPools::import(ImportedPool* pool, const PointerTicket& t, uint6
   return CUDA_SUCCESS;
 }
 
-bool ImportedPools::free(uint64_t address, Stream* stream) {
+bool ImportedPools::free(uint64_t address) {
   std::lock_guard lock(mutex_);
   const auto it = pointers_.find(address);
   if (it == pointers_.end()) return false;
   Pointer& pointer = it->second;
   ImportedPool& pool = *pointer.pool;
   ImportedPool::Slab& slab = pool.slabs.at(pointer.key);
-  Device& d = *pool.device;
-  const StreamPoint now =
-      stream ? d.pools.point(stream) : StreamPoint{session_.work().issued(d), true};
-  StreamPoint& point = slab.freed[stream];
-  point = {std::max(point.work, now.work), point.whole_device || now.whole_device};
+  slab.freed = StreamPoint{session_.work().issued(*pool.device), true};
   if (--pointer.times) return true;
   --slab.uses;
   --pool.pointers;
@@ -136,8 +132,8 @@ void ImportedPools::settle(ImportedPool& pool) {
   MemoryPools& order = pool.device->pools;
   for (auto it = pool.slabs.begin(); it != pool.slabs.end();) {
     ImportedPool::Slab& slab = it->second;
-    std::erase_if(slab.freed, [&](const auto& f) { return order.passed(f.first, f.second); });
-    if (slab.uses || !slab.freed.empty()) {
+    if (slab.freed && order.passed(nullptr, *slab.freed)) slab.freed.reset();
+    if (slab.uses || slab.freed) {
       if (!slab.uses) holds_ = true;
       ++it;
       continue;
@@ -152,19 +148,6 @@ void ImportedPools::settle_all() {
   holds_ = false;
   for (auto& pool : pools_) settle(*pool);
   bury();
-}
-
-void ImportedPools::forget_stream(Stream* stream) {
-  std::lock_guard lock(mutex_);
-  for (auto& pool : pools_)
-    for (auto& [key, slab] : pool->slabs) {
-      const auto it = slab.freed.find(stream);
-      if (it == slab.freed.end()) continue;
-      // Nobody asks the stream any more: only the device's coming to rest tells.
-      StreamPoint& rest = slab.freed[nullptr];
-      rest = {std::max(rest.work, it->second.work), true};
-      slab.freed.erase(stream);
-    }
 }
 
 bool ImportedPools::find(uint64_t address, uint64_t* start, uint64_t* bytes, ImportedPool** pool) {

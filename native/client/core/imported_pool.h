@@ -2,7 +2,7 @@
 // Memory pools of other processes that this one has imported, and the allocations of theirs that it
 // has opened. Nothing is allocated from such a pool. The memory is charged to whoever allocated it;
 // slabs of it are opened as CUDA IPC's are (core/shared_memory.h), stay open while an allocation in
-// them is imported, and are closed once all that was given to the streams before their last free
+// them is imported, and are closed once all that was given to the device before their last free
 // is done: after a synchronisation at the latest, so that freeing waits for nothing.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "client/core/pool_roster.h"
@@ -26,8 +27,8 @@ struct Device;
 struct ImportedPool {
   struct Slab {
     uint64_t address = 0, bytes = 0;
-    uint32_t uses = 0;                       // allocations in it that are imported
-    std::map<Stream*, StreamPoint> freed{};  // points that must pass before it is closed
+    uint32_t uses = 0;                      // allocations in it that are imported
+    std::optional<StreamPoint> freed = {};  // the device's point that must pass before it is closed
   };
   std::unique_ptr<RosterView> roster;
   Device* device = nullptr;
@@ -46,13 +47,13 @@ class ImportedPools {
   // Once less; true: that was the last, and the pool goes with its last allocation.
   bool close(ImportedPool* pool);
   CUresult import(ImportedPool* pool, const PointerTicket& ticket, uint64_t* address);
-  // Once for each import of it, in the order of a stream of its device; nullptr: whatever the
-  // device has been given may use it. False: no imported allocation begins there.
-  bool free(uint64_t address, Stream* stream);
+  // Once for each import of it. Whatever the device has been given may use it, also by a stream in
+  // whose order it was not freed, since natively it stays where it is. False: no imported
+  // allocation begins there.
+  bool free(uint64_t address);
   // The imported allocation that contains `address`.
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes, ImportedPool** pool = nullptr);
 
-  void forget_stream(Stream* stream);
   void after_synchronisation() {
     if (holds_.load(std::memory_order_relaxed)) settle_all();
   }

@@ -107,7 +107,9 @@ void MemoryPool::settle(Stream* stream, bool by_progress) {
 bool MemoryPool::grow(uint64_t bytes, DeviceMemory::Result* result) {
   bytes = wire::round_up(bytes, DeviceMemory::kSlab);
   *result = DeviceMemory::Result::kOutOfMemory;
-  if (most_ && bytes > most_ - std::min(most_, reserved_)) return false;
+  // A pool has whole slabs, also one whose limit is less than one.
+  const uint64_t most = most_ ? wire::round_up(most_, DeviceMemory::kSlab) : 0;
+  if (most && bytes > most - std::min(most, reserved_)) return false;
   uint64_t chunk;
   *result = home_.memory_->take(bytes, &chunk);
   if (*result != DeviceMemory::Result::kDone) return false;

@@ -44,7 +44,7 @@ int Activities::apply(uint64_t wanted) {
   std::string why;
   if (node != (wanted_ & kOfNode) && !set_nodes(node, &why) && node) {
     say_once(why.c_str());
-    result = kNotSupported;
+    if (node & ~wanted_) result = kNotSupported;  // less is always to be had
     wanted &= ~kOfNode | (wanted_ & kOfNode);
     set_nodes(wanted & kOfNode, &why);
   }

@@ -26,11 +26,12 @@ class Activities {
   // every `milliseconds` from now on, 0: only what fills a buffer.
   int flush(bool forced);
   void flush_every(uint32_t milliseconds) { period_ms_ = milliseconds; }
+  // The thread, before the session's end; enable() starts it again.
+  void stop();
 
  private:
   int apply(uint64_t wanted);
   void run();
-  void stop();
 
   std::mutex mutex_;  // of the kinds
   uint64_t wanted_ = 0;

@@ -3,7 +3,10 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
+
+#include "client/cupti/answer.h"
 
 namespace sluice::cupti {
 
@@ -14,6 +17,10 @@ std::atomic<Clock::Stamp> g_stamp{nullptr};
 constexpr uint32_t kMostNodes = 64;
 // Two looks at the profiler's clock say how fast it goes only when they are so far apart.
 constexpr uint64_t kApartNs = 2'000'000;
+// A GPU's stamps are another clock's than the node's, and that may be set while it records.
+constexpr uint64_t kLenienceNs = 60'000'000'000;
+// Beyond it a double is no int64_t.
+constexpr double kMostSince = 9e18;
 
 }  // namespace
 
@@ -54,15 +61,19 @@ uint64_t Clock::now() const {
 }
 
 void Clock::exchanged(uint32_t node, uint64_t sent, uint64_t at_node, uint64_t received) {
-  if (node >= kMostNodes || at_node == 0 || received < sent) return;
+  if (node >= kMostNodes || at_node == 0 || at_node > kLatest || received < sent) return;
   std::lock_guard lock(mutex_);
   if (nodes_.size() <= node) nodes_.resize(node + 1);
   Difference& d = nodes_[node];
+  d.first = d.first ? std::min(d.first, at_node) : at_node;
+  d.last = std::max(d.last, at_node);
   const uint64_t round_trip = received - sent;
   if (d.known && round_trip > d.round_trip) return;
   const bool may_be_one = sent <= at_node && at_node <= received;
   const auto middle = static_cast<int64_t>(sent + round_trip / 2);
-  d = {true, may_be_one ? 0 : static_cast<int64_t>(at_node) - middle, round_trip};
+  d.known = true;
+  d.ahead = may_be_one ? 0 : static_cast<int64_t>(at_node) - middle;
+  d.round_trip = round_trip;
 }
 
 void Clock::look() {
@@ -71,6 +82,14 @@ void Clock::look() {
   while (real_ns() - first_.real < kApartNs) {
   }
   last_ = pair(stamp_);
+}
+
+bool Clock::saw(uint32_t node, uint64_t start, uint64_t end) const {
+  if (start == 0 && end == 0) return true;
+  std::lock_guard lock(mutex_);
+  if (node >= nodes_.size() || !nodes_[node].known) return false;
+  const Difference& d = nodes_[node];
+  return start <= end && start + kLenienceNs >= d.first && end <= d.last + kLenienceNs;
 }
 
 uint64_t Clock::of_node(uint32_t node, uint64_t at) const {
@@ -83,7 +102,8 @@ uint64_t Clock::of_node(uint32_t node, uint64_t at) const {
                                                      static_cast<double>(last_.real - first_.real)
                                                : 1.0;
   const auto since = static_cast<double>(real - static_cast<int64_t>(last_.real));
-  return last_.own + static_cast<uint64_t>(static_cast<int64_t>(since * rate));
+  const double own = std::clamp(since * rate, -kMostSince, kMostSince);
+  return last_.own + static_cast<uint64_t>(static_cast<int64_t>(own));
 }
 
 }  // namespace sluice::cupti

@@ -30,6 +30,9 @@ class Clock {
   void exchanged(uint32_t node, uint64_t sent, uint64_t at_node, uint64_t received);
   // Looks at both clocks of this machine; before times of nodes are turned into the profiler's.
   void look();
+  // Whether a node can have seen work from `start` to `end`: between its first and its last
+  // exchange, give or take a minute, or at a time that it does not know (0).
+  bool saw(uint32_t node, uint64_t start, uint64_t end) const;
   // A node's time in the profiler's.
   uint64_t of_node(uint32_t node, uint64_t at) const;
 
@@ -41,6 +44,7 @@ class Clock {
     bool known = false;
     int64_t ahead = 0;  // of the node's clock before ours
     uint64_t round_trip = 0;
+    uint64_t first = 0, last = 0;  // the least and the most that its clock showed
   };
   static Pair pair(Stamp stamp);
 

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <tuple>
 #include <vector>
 
+#include "client/cupti/answer.h"
 #include "client/cupti/calls.h"
 #include "client/cupti/clock.h"
 #include "client/cupti/recorder.h"
@@ -25,35 +27,32 @@ constexpr int kMostAnswers = 256;
 
 constexpr const char* kNoCupti =
     "the GPU's node has no CUPTI (libcupti.so.13 or .12 beside its CUDA libraries): a profiler "
-    "gets "
-    "this process's calls only, and nothing of the GPU";
+    "gets this process's calls only, and nothing of the GPU";
+constexpr const char* kSenseless =
+    "the GPU's node answered a profiler with what no release of Sluice does: it is asked for no "
+    "more records";
+constexpr const char* kUnbelieved =
+    "the GPU's node answered a profiler with nonsense before: nothing of the GPU is recorded";
+constexpr const char* kEndless =
+    "the GPU's node says without end that it has more records for a profiler: it is asked for no "
+    "more";
 
 // Copies that are pieces of one call's.
 using PieceKey = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>;
 
-class Answer {
+// The records of one answer, on their way to the recorder.
+class Taking {
  public:
-  Answer(uint32_t node, std::span<const std::byte> bytes) : node_(node) {
-    if (bytes.size() < sizeof head_) return;
-    std::memcpy(&head_, bytes.data(), sizeof head_);
-    bytes = bytes.subspan(sizeof head_);
-    if (head_.count > wire::kProfileRecords || head_.name_bytes > wire::kProfileNameBytes) return;
-    const size_t records = size_t{head_.count} * sizeof(wire::ProfileRecord);
-    // A frame is a multiple of 8 bytes.
-    const size_t all = records + head_.name_bytes;
-    if (bytes.size() < all || bytes.size() >= all + 8) return;
-    records_.resize(head_.count);
-    if (head_.count) std::memcpy(records_.data(), bytes.data(), records);
-    names_ = {reinterpret_cast<const char*>(bytes.data()) + records, head_.name_bytes};
-    whole_ = names_.empty() || names_.back() == '\0';
+  Taking(uint32_t node, const Answer& answer) : node_(node), names_(answer.names) {}
+  // False: of a device that the node does not have, of no call of this process, of no time at which
+  // it recorded.
+  bool take(const wire::ProfileRecord& r);
+  // What had to wait for the rest of its answer.
+  void finish() {
+    for (const auto& [key, copy] : copies_) Recorder::get().add(copy);
   }
-  bool whole() const { return whole_; }
-  const wire::ProfileRecords& head() const { return head_; }
-  // Into the recorder. How many made no sense.
-  size_t take();
 
  private:
-  bool fits(const wire::ProfileRecord& r) const;
   void add_kernel(const wire::ProfileRecord& r, uint32_t device);
   void add_copy(const wire::ProfileRecord& r, uint32_t device);
   bool add_peer_copy(const wire::ProfileRecord& r, uint32_t device);
@@ -65,23 +64,13 @@ class Answer {
   uint64_t time(uint64_t at) const { return Clock::get().of_node(node_, at); }
 
   uint32_t node_;
-  bool whole_ = false;
-  wire::ProfileRecords head_{};
-  std::vector<wire::ProfileRecord> records_;
   std::span<const char> names_;
   std::map<PieceKey, CopyRecord> copies_;
 };
 
-bool Answer::fits(const wire::ProfileRecord& r) const {
-  const bool kernel = r.kind == kKernel || r.kind == kConcurrentKernel;
-  const bool other = r.kind == kMemcpy || r.kind == kMemset || r.kind == kMemcpyPeer;
-  return (kernel || other) && (!kernel || r.name < names_.size()) && r.start <= r.end &&
-         Calls::get().knows(r.correlation);
-}
-
 // What records of all kinds of work have.
 template <class Record>
-void Answer::give_work(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
+void Taking::give_work(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
   to->start = time(r.start);
   to->end = time(r.end);
   to->device = device;
@@ -95,7 +84,7 @@ void Answer::give_work(const wire::ProfileRecord& r, uint32_t device, Record* to
 }
 
 template <class Record>
-void Answer::give_copy(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
+void Taking::give_copy(const wire::ProfileRecord& r, uint32_t device, Record* to) const {
   give_work(r, device, to);
   to->copy_kind = static_cast<uint8_t>(r.copy_kind);
   to->from_kind = static_cast<uint8_t>(r.from_kind);
@@ -104,7 +93,7 @@ void Answer::give_copy(const wire::ProfileRecord& r, uint32_t device, Record* to
   to->bytes = r.bytes;
 }
 
-void Answer::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
+void Taking::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
   KernelRecord k{};
   give_work(r, device, &k);
   k.kind = r.kind;
@@ -129,7 +118,7 @@ void Answer::add_kernel(const wire::ProfileRecord& r, uint32_t device) {
 
 // A copy of pageable memory goes to the node in pieces, and out of memory that is pinned there: the
 // profiler is shown the call's one copy, with the memory that the call named.
-void Answer::add_copy(const wire::ProfileRecord& r, uint32_t device) {
+void Taking::add_copy(const wire::ProfileRecord& r, uint32_t device) {
   const uint8_t flags = Calls::get().flags(r.correlation);
   CopyRecord c{};
   give_copy(r, device, &c);
@@ -151,7 +140,7 @@ void Answer::add_copy(const wire::ProfileRecord& r, uint32_t device) {
   whole.end = std::max<uint64_t>(whole.end, c.end);
 }
 
-bool Answer::add_peer_copy(const wire::ProfileRecord& r, uint32_t device) {
+bool Taking::add_peer_copy(const wire::ProfileRecord& r, uint32_t device) {
   PeerCopyRecord c{};
   give_copy(r, device, &c);
   uint32_t from = 0, to = 0;
@@ -166,7 +155,7 @@ bool Answer::add_peer_copy(const wire::ProfileRecord& r, uint32_t device) {
   return true;
 }
 
-void Answer::add_fill(const wire::ProfileRecord& r, uint32_t device) {
+void Taking::add_fill(const wire::ProfileRecord& r, uint32_t device) {
   FillRecord f{};
   give_work(r, device, &f);
   f.kind = kMemset;
@@ -177,24 +166,38 @@ void Answer::add_fill(const wire::ProfileRecord& r, uint32_t device) {
   Recorder::get().add(f);
 }
 
-size_t Answer::take() {
-  size_t wild = 0;
-  for (const wire::ProfileRecord& r : records_) {
-    uint32_t device = 0;
-    if (!fits(r) || !session()->device(node_, r.device, &device)) {
-      ++wild;
-    } else if (r.kind == kMemcpy) {
+bool Taking::take(const wire::ProfileRecord& r) {
+  uint32_t device = 0;
+  if (!Calls::get().knows(r.correlation) || !Clock::get().saw(node_, r.start, r.end) ||
+      !session()->device(node_, r.device, &device))
+    return false;
+  switch (r.kind) {
+    case kMemcpy:
       add_copy(r, device);
-    } else if (r.kind == kMemset) {
+      return true;
+    case kMemset:
       add_fill(r, device);
-    } else if (r.kind == kMemcpyPeer) {
-      wild += !add_peer_copy(r, device);
-    } else {
+      return true;
+    case kMemcpyPeer:
+      return add_peer_copy(r, device);
+    default:
       add_kernel(r, device);
-    }
+      return true;
   }
-  for (const auto& [key, copy] : copies_) Recorder::get().add(copy);
-  return wild;
+}
+
+// Under `fetching`: what was ever asked for, since a kind's last records come after it was given
+// up, and nodes that answered what no worker of ours does. They are asked for nothing until a
+// profiler is done and begins again.
+struct Nodes {
+  std::mutex fetching;
+  uint64_t asked = 0;
+  std::set<uint32_t> unbelieved;
+  std::vector<std::byte> room;
+};
+Nodes& nodes() {
+  static auto* const one = new Nodes;
+  return *one;
 }
 
 CUresult exchange(uint32_t node, uint64_t activities, wire::ProfileState* state) {
@@ -204,24 +207,43 @@ CUresult exchange(uint32_t node, uint64_t activities, wire::ProfileState* state)
   return e;
 }
 
-void fetch_node(uint32_t node, bool forced, std::vector<std::byte>& room) {
+void believe_no_more(uint32_t node, const char* why) {
+  say_once(why);
+  nodes().unbelieved.insert(node);
+  wire::ProfileState state{};
+  session()->set(node, wire::ProfileSet{0}, &state);
+}
+
+void take_answer(uint32_t node, Answer& answer) {
+  Recorder::get().drop(answer.head.dropped);
+  Taking taking(node, answer);
+  size_t wild = 0;
+  for (wire::ProfileRecord& r : answer.records)
+    wild += !(credible(answer, nodes().asked, &r) && taking.take(r));
+  taking.finish();
+  if (!wild) return;
+  Recorder::get().drop(wild);
+  say_once(
+      "the GPU's node sent a profiler records that make no sense, or of work that this process did "
+      "not give it: they are left out");
+}
+
+void fetch_node(uint32_t node, bool forced) {
+  std::vector<std::byte>& room = nodes().room;
   for (int i = 0; i < kMostAnswers; ++i) {
     size_t got = 0;
     const uint64_t sent = real_ns();
     const wire::ProfileFetch ask{forced, 0};
     if (session()->fetch(node, ask, room, &got) != CUDA_SUCCESS) return;
     const uint64_t received = real_ns();
-    Answer answer(node, std::span<const std::byte>(room).first(std::min(got, room.size())));
-    if (!answer.whole() || got > room.size())
-      return say_once("the GPU's node answered a profiler with records that make no sense");
-    Clock::get().exchanged(node, sent, answer.head().now, received);
-    Recorder::get().drop(answer.head().dropped);
-    if (const size_t wild = answer.take()) {
-      Recorder::get().drop(wild);
-      say_once("the GPU's node sent records of work that this process did not give it: left out");
-    }
-    if (!answer.head().more) return;
+    Answer answer;
+    if (got > room.size() || !read_answer(std::span<const std::byte>(room).first(got), &answer))
+      return believe_no_more(node, kSenseless);
+    Clock::get().exchanged(node, sent, answer.head.now, received);
+    take_answer(node, answer);
+    if (!answer.head.more) return;
   }
+  believe_no_more(node, kEndless);
 }
 
 }  // namespace
@@ -233,8 +255,15 @@ bool set_nodes(uint64_t activities, std::string* why) {
     return activities == 0;
   }
   bool all = true;
-  const uint32_t nodes = s->nodes();
-  for (uint32_t node = 0; node < nodes; ++node) {
+  std::lock_guard lock(nodes().fetching);
+  nodes().asked |= activities;
+  const uint32_t count = s->nodes();
+  for (uint32_t node = 0; node < count; ++node) {
+    if (nodes().unbelieved.contains(node)) {
+      *why = kUnbelieved;
+      all = activities == 0 && all;
+      continue;
+    }
     wire::ProfileState state{};
     if (exchange(node, activities, &state) != CUDA_SUCCESS) {
       *why = "the GPU's node does not know how to record (its release is older), or is lost";
@@ -252,21 +281,21 @@ bool set_nodes(uint64_t activities, std::string* why) {
     }
     for (int i = 1; activities && all && i < kExchanges; ++i) exchange(node, activities, &state);
   }
+  if (activities == 0) nodes().unbelieved.clear();
   return all;
 }
 
 void fetch_nodes(bool forced) {
   const auto* s = session();
   if (!s || !s->is_open()) return;
-  static std::mutex mutex;
-  static auto* const room = new std::vector<std::byte>;
-  std::lock_guard lock(mutex);
-  room->resize(sizeof(wire::ProfileRecords) +
-               size_t{wire::kProfileRecords} * sizeof(wire::ProfileRecord) +
-               wire::kProfileNameBytes);
+  std::lock_guard lock(nodes().fetching);
+  nodes().room.resize(sizeof(wire::ProfileRecords) +
+                      size_t{wire::kProfileRecords} * sizeof(wire::ProfileRecord) +
+                      wire::kProfileNameBytes);
   Clock::get().look();
-  const uint32_t nodes = s->nodes();
-  for (uint32_t node = 0; node < nodes; ++node) fetch_node(node, forced, *room);
+  const uint32_t count = s->nodes();
+  for (uint32_t node = 0; node < count; ++node)
+    if (!nodes().unbelieved.contains(node)) fetch_node(node, forced);
 }
 
 }  // namespace sluice::cupti

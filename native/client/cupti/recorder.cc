@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cupti/recorder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -34,6 +35,13 @@ size_t record_bytes(uint32_t kind) {
   }
 }
 
+// A node may say that it lost any number of them.
+void Recorder::drop(size_t records) {
+  size_t before = dropped_.load();
+  while (!dropped_.compare_exchange_weak(before, before + std::min(records, ~before))) {
+  }
+}
+
 // Lives for ever: threads of the program may be in calls while the process ends.
 Recorder& Recorder::get() {
   static Recorder* one = new Recorder;
@@ -49,10 +57,7 @@ void Recorder::use(BufferRequested requested, BufferCompleted completed) {
 void Recorder::add(const void* record, size_t bytes) {
   const auto* at = static_cast<const std::byte*>(record);
   std::lock_guard lock(mutex_);
-  if (waiting_.size() + bytes > kMostBytes) {
-    ++dropped_;
-    return;
-  }
+  if (waiting_.size() + bytes > kMostBytes) return drop(1);
   waiting_.insert(waiting_.end(), at, at + bytes);
 }
 
@@ -77,7 +82,7 @@ void Recorder::fill(const std::vector<std::byte>& records) {
     if (!buffer_) {
       if (const BufferRequested requested = requested_.load()) requested(&buffer_, &size_, &most_);
       if (!buffer_ || size_ < bytes) {
-        ++dropped_;
+        drop(1);
         at += bytes;
         if (buffer_) complete();
         continue;

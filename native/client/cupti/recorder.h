@@ -31,7 +31,7 @@ class Recorder {
   void add(const T& record) {
     add(&record, sizeof record);
   }
-  void drop(size_t records) { dropped_ += records; }
+  void drop(size_t records);
   // Whether so much waits that somebody should deliver.
   bool much_waits();
 

@@ -36,11 +36,14 @@ const client::ProfileInterface* session() {
   return found;
 }
 
+// A node has a say in some: their number ends somewhere.
+constexpr size_t kMostSaid = 64;
+
 void say_once(const char* text) {
   static std::mutex mutex;
   static auto* const said = new std::set<std::string>;
   std::lock_guard lock(mutex);
-  if (!said->insert(text).second) return;
+  if (said->size() >= kMostSaid || !said->insert(text).second) return;
   client::log_open(client::read_config());
   client::log_line(client::LogLevel::kError, text);
 }

@@ -96,8 +96,8 @@ CUresult cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
 CUresult cuFuncGetName(const char** name, CUfunction handle) {
   Session* s;
   Function* f;
+  if (!handle || !name) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = find(handle, &s, &f); e != CUDA_SUCCESS) return e;
-  if (!name) return CUDA_ERROR_INVALID_VALUE;
   *name = f->name.c_str();
   return CUDA_SUCCESS;
 }
@@ -161,9 +161,9 @@ CUresult cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache, CUdevice) {
 CUresult cuKernelGetName(const char** name, CUkernel handle) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!handle || !name) return CUDA_ERROR_INVALID_VALUE;
   const Function* f = s->kernels.find(handle);
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
-  if (!name) return CUDA_ERROR_INVALID_VALUE;
   *name = f->name.c_str();
   return CUDA_SUCCESS;
 }

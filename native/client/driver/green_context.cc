@@ -107,7 +107,6 @@ void end_streams(Session* s, Device* d, uint64_t green, uint64_t standard) {
     else
       stream->orphan = true;
     d->pools.forget_stream(stream);
-    s->imported_pools.forget_stream(stream);
     s->marks().give_back(stream->probe);
     stream->probe = wire::kNoMark;
     s->fences.forget(stream);

@@ -64,7 +64,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.
   if (range.pooled) return d->pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (range.imported)
-    return s->imported_pools.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return s->imported_pools.free(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_unused(s, d); e != CUDA_SUCCESS) return e;
   return as_result(d->memory.free(pointer));
 }
@@ -84,7 +84,13 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr po
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   AddressRange range;
-  if (!find_range(s, pointer, &range)) return CUDA_ERROR_NOT_FOUND;
+  if (!find_range(s, pointer, &range)) {
+    // Pinned memory that the device reaches by the same pointer.
+    const auto host = s->host_memory().find(reinterpret_cast<void*>(pointer));
+    if (host.place != HostMemory::Place::kArena) return CUDA_ERROR_NOT_FOUND;
+    range.start = host.start;
+    range.bytes = host.bytes;
+  }
   if (base) *base = range.start;
   if (size) *size = range.bytes;
   return CUDA_SUCCESS;
@@ -135,8 +141,11 @@ CUresult cuMemHostUnregister(void* pointer) {
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
-  return s->host_memory().drop_registered(pointer) ? CUDA_SUCCESS
-                                                   : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  if (s->host_memory().drop_registered(pointer)) return CUDA_SUCCESS;
+  // Within what was registered, but not where it begins.
+  const auto range = s->host_memory().find(pointer);
+  return range.place == HostMemory::Place::kRegistered ? CUDA_ERROR_INVALID_VALUE
+                                                       : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned int flags) {

@@ -79,6 +79,25 @@ CUmemoryPool pool_of(Session* s, const Facts& f) {
   return reinterpret_cast<CUmemoryPool>(handle);
 }
 
+// What is mapped at an address, and what the current device may do there: memory that no mapping of
+// the application's made is one, for everybody to read and to write.
+struct Mapped {
+  uint64_t start, bytes;
+  CUmemAccess_flags access;
+};
+Mapped mapping_of(Session* s, uint64_t address, const Facts& f) {
+  VirtualMemory::Mapping mapping;
+  uint64_t start;
+  Device* current = nullptr;
+  if (!s->virtual_memory.find(address, &start, &mapping))
+    return {f.start, f.bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  if (enter(&s, &current) != CUDA_SUCCESS) current = f.device;
+  const auto it = mapping.access.find(current->index);
+  return {start, mapping.bytes,
+          it == mapping.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE
+                                     : static_cast<CUmemAccess_flags>(it->second)};
+}
+
 CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, const Facts& f) {
   switch (a) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -109,6 +128,15 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
       return put(to, 0ull);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return put(to, pool_of(s, f));
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      return put(to, static_cast<size_t>(mapping_of(s, address, f).bytes));
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      return put(to, static_cast<CUdeviceptr>(mapping_of(s, address, f).start));
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return put(to, mapping_of(s, address, f).access);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+      return put(to, 0u);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       return put(to, s->sync_memops.any() && s->sync_memops.has(f.start) ? 1u : 0u);
     default:

@@ -114,7 +114,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
   MemoryPools& pools = range.device->pools;
   const bool done = range.graphs     ? range.device->graph_memory.free(pointer, order)
-                    : range.imported ? s->imported_pools.free(pointer, order)
+                    : range.imported ? s->imported_pools.free(pointer)
                     : order          ? pools.free(pointer, order)
                                      : pools.free_now(pointer);
   return done ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

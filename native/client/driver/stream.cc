@@ -40,7 +40,6 @@ CUresult destroy(Session* s, uint64_t id) {
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
   device.graph_memory.forget_stream(stream);
   device.pools.forget_stream(stream);
-  s->imported_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->fences.forget(stream);
   s->work().forget(device, stream);

@@ -24,7 +24,6 @@ constexpr uint64_t kOffered = cupti::bit(cupti::kMemcpy) | cupti::bit(cupti::kMe
                               cupti::bit(cupti::kMemcpyPeer);
 // A record may come before what says whose it is: so many fetches later it is nobody's.
 constexpr uint32_t kWaits = 2;
-constexpr size_t kMostNameOf = 8191;  // bytes of a name, as of one that is looked up
 
 void requested(uint8_t** buffer, size_t* size, size_t* most) {
   *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, kBufferBytes));
@@ -136,7 +135,7 @@ void NodeCupti::take_buffer(void* context, uint32_t stream, uint8_t* buffer, siz
 
 // Under the mutex, as all below.
 const std::string* NodeCupti::kept_name(const char* name) {
-  const std::string text(name ? name : "", name ? strnlen(name, kMostNameOf) : 0);
+  const std::string text(name ? name : "", name ? strnlen(name, wire::kProfileOneName) : 0);
   const auto known = names_.find(text);
   if (known != names_.end()) return &*known;
   if (names_.size() >= kMostNames || name_bytes_ + text.size() > kMostNameBytes) return nullptr;

@@ -6,7 +6,9 @@
 #include "client/core/ini_file.h"
 #include "client/core/json.h"
 #include "client/core/session_record.h"
+#include "client/cupti/answer.h"
 #include "client/driver/fat_binary.h"
+#include "cupti_abi.h"
 #include "tests/native/code_images.h"
 #include "tests/native/fuzz/targets.h"
 
@@ -63,6 +65,44 @@ bool read_record(std::span<const std::byte> input) {
   return true;
 }
 
+// What passes is within its bytes and fits NVIDIA's structures.
+bool read_profile(std::span<const std::byte> input) {
+  cupti::Answer answer;
+  if (!cupti::read_answer(input, &answer)) return false;
+  const char* const begin = reinterpret_cast<const char*>(input.data());
+  if (answer.names.data() + answer.names.size() > begin + input.size()) std::abort();
+  bool some = false;
+  for (wire::ProfileRecord& r : answer.records) {
+    if (!cupti::credible(answer, ~uint64_t{0}, &r)) continue;
+    some = true;
+    const bool kernel = r.kind == cupti::kKernel || r.kind == cupti::kConcurrentKernel;
+    if (r.start > r.end || (kernel ? r.registers > 0xffff : r.copy_kind > cupti::kPeer))
+      std::abort();
+    if (kernel && std::strlen(answer.names.data() + r.name) > wire::kProfileOneName) std::abort();
+  }
+  return some;
+}
+
+// Records of a kernel, a copy and a fill, and two names.
+std::vector<std::byte> profile_answer() {
+  constexpr std::string_view kNames("first\0second\0\0\0\0", 16);
+  wire::ProfileRecord records[3] = {};
+  records[0].kind = cupti::kConcurrentKernel;
+  records[0].name = 6;
+  for (int i = 0; i < 3; ++i) records[0].grid[i] = records[0].block[i] = 1;
+  records[1].kind = cupti::kMemcpy;
+  records[2].kind = cupti::kMemset;
+  for (wire::ProfileRecord& r : records) r.correlation = 1;
+  wire::ProfileRecords head{};
+  head.count = 3;
+  head.name_bytes = kNames.size();
+  std::vector<std::byte> all(sizeof head + sizeof records + kNames.size());
+  std::memcpy(all.data(), &head, sizeof head);
+  std::memcpy(all.data() + sizeof head, records, sizeof records);
+  std::memcpy(all.data() + sizeof head + sizeof records, kNames.data(), kNames.size());
+  return all;
+}
+
 // A session of one vGPU, behind its OpenReply.
 std::vector<std::byte> session_record() {
   wire::SessionRecord session{};
@@ -100,6 +140,10 @@ std::vector<Target> client_targets() {
        "[]=;#\" \t\r\n",
        read_settings},
       {"session records", {text_of(record)}, std::string_view("\0\1\x40\xff", 4), read_record},
+      {"records of a profiler",
+       {text_of(profile_answer())},
+       std::string_view("\0\1\x7f\xff", 4),
+       read_profile},
       {"fat binaries",
        {text_of(test::fat_container({test::fat_part({2, 90, code}), test::fat_part({1, 90, code}),
                                      test::fat_part({2, 80, code})}))},

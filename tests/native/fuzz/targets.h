@@ -19,7 +19,8 @@ struct Target {
   bool (*read)(std::span<const std::byte> input);
 };
 
-std::vector<Target> client_targets();   // JSON, HTTP, addresses, INI, session records, code
+std::vector<Target>
+client_targets();  // JSON, HTTP, addresses, INI, session records, records of a profiler, code
 std::vector<Target> image_targets();    // the worker's images of code
 std::vector<Target> softgpu_targets();  // PTX
 std::vector<Target> tls_targets();      // records; none without OpenSSL

@@ -275,7 +275,23 @@ TEST_F(Copies, PinnedMemoryThatIsNotShared) {
   std::memset(memory, 5, 64);
   EXPECT_EQ(cuMemcpyDtoDAsync_v2(world().memory, at, 64, stream), CUDA_SUCCESS);
   EXPECT_TRUE(on_device(world().memory, 64) == Bytes(64, std::byte{5}));
+  EXPECT_EQ(cuMemHostUnregister(memory + 8), CUDA_ERROR_INVALID_VALUE) << "it begins before";
   EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+// numba asks how large what is mapped is.
+TEST_F(Copies, PinnedMemoryIsARangeOfTheDevices) {
+  const Pinned pinned(random_bytes(5000));
+  CUdeviceptr device = 0, start = 0;
+  size_t bytes = 0;
+  ASSERT_EQ(cuMemHostGetDevicePointer_v2(&device, pinned.at, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemGetAddressRange_v2(&start, &bytes, device + 77), CUDA_SUCCESS);
+  EXPECT_EQ(start, device);
+  EXPECT_EQ(bytes, 5000u);
+  std::byte on_stack[8];
+  EXPECT_EQ(cuMemGetAddressRange_v2(&start, &bytes, reinterpret_cast<CUdeviceptr>(on_stack)),
+            CUDA_ERROR_NOT_FOUND);
 }
 
 // In the arena the device fills it, and whoever does not say "asynchronous" waits.

@@ -218,6 +218,8 @@ TEST_F(Questions, AllKernelsOfALibrary) {
   const char* name = nullptr;
   ASSERT_EQ(cuKernelGetName(&name, first), CUDA_SUCCESS);
   EXPECT_EQ(name, names[0]);
+  EXPECT_EQ(cuKernelGetName(&name, nullptr), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuFuncGetName(&name, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuLibraryEnumerateKernels(nullptr, 1, world().library), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuLibraryEnumerateKernels(one.data(), 1, reinterpret_cast<CUlibrary>(world().module)),
             CUDA_ERROR_INVALID_HANDLE);

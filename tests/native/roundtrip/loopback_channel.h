@@ -5,6 +5,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 
 #include "client/core/channel.h"
@@ -47,6 +48,8 @@ class LoopbackChannel : public client::Channel {
   std::atomic<uint32_t> sticky_{0};
   std::vector<uint16_t> seen;  // functions of the frames, in order
   uint64_t answered = 0;       // how many of them were waited for
+  // A worker that was taken over: changes answers on their way to the client.
+  std::function<void(const wire::FrameHeader&, Answer*)> tamper;
 
  private:
   struct Lane {

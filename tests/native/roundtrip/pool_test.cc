@@ -196,6 +196,21 @@ TEST_F(Pools, ADevicesPoolCanBeReplaced) {
   EXPECT_EQ(cuMemPoolDestroy(standard), CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_F(Pools, ALimitBelowASlabIsOneSlab) {
+  CUmemPoolProps props{};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  props.maxSize = 2048;
+  CUmemoryPool small = nullptr;
+  ASSERT_EQ(cuMemPoolCreate(&small, &props), CUDA_SUCCESS);
+  CUdeviceptr first = 0, second = 0, more = 0;
+  EXPECT_EQ(cuMemAllocFromPoolAsync(&first, 64, small, a), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAllocFromPoolAsync(&second, kSlab / 2, small, a), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAllocFromPoolAsync(&more, kSlab, small, a), CUDA_ERROR_OUT_OF_MEMORY);
+  for (const CUdeviceptr at : {first, second}) EXPECT_EQ(cuMemFreeAsync(at, a), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemPoolDestroy(small), CUDA_SUCCESS);
+}
+
 TEST_F(Pools, WhatCudaRefuses) {
   CUmemPoolProps props{};
   CUmemoryPool made = nullptr;

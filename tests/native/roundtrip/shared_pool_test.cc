@@ -176,9 +176,31 @@ TEST_F(SharedPools, FreeingWaitsForNothing) {
   EXPECT_TRUE(seen().empty()) << "the slab is still open";
   ASSERT_EQ(cuMemPoolDestroy(other), CUDA_SUCCESS);
   EXPECT_TRUE(recording().calls_of("cuMemUnmap").empty()) << "the stream may still use it";
-  ASSERT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(recording().only("cuMemUnmap").at<CUdeviceptr>(0), p);
   EXPECT_EQ(recording().only("cuMemUnmap").at<size_t>(1), 3 * kSlab);
+  ASSERT_EQ(cuMemFreeAsync(own, stream), CUDA_SUCCESS);
+}
+
+// Natively the memory stays while the pool does, so programs free in the order of a stream that has
+// nothing to do with the one that uses it (cuda.core's buffers, by default).
+TEST_F(SharedPools, AnotherStreamsWorkFindsWhatWasFreed) {
+  const CUdeviceptr own = allocate(700);
+  const CUmemoryPool other = import_own();
+  CUstream user;
+  ASSERT_EQ(cuStreamCreate(&user, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  CUdeviceptr p = 0;
+  ASSERT_EQ(open(other, exported(own), &p), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemsetD8Async(p, 1, 700, user), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+  recording().clear();
+  ASSERT_EQ(cuMemFreeAsync(p, stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+  EXPECT_TRUE(recording().calls_of("cuMemUnmap").empty()) << "its user has not been waited for";
+  ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(recording().calls_of("cuMemUnmap").size(), 1u);
+  ASSERT_EQ(cuStreamDestroy_v2(user), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemPoolDestroy(other), CUDA_SUCCESS);
   ASSERT_EQ(cuMemFreeAsync(own, stream), CUDA_SUCCESS);
 }
 

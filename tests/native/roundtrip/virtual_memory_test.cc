@@ -122,6 +122,22 @@ TEST_F(VirtualMemory, ManyMappingsAreOnePieceToACopy) {
   EXPECT_EQ(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, base),
             CUDA_SUCCESS);
   EXPECT_EQ(ordinal, 0);
+  CUmemAccess_flags access{};
+  for (const auto& [at, may] : {std::pair{base + 7, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+                                std::pair{base + 3 * kSlab, CU_MEM_ACCESS_FLAGS_PROT_NONE},
+                                std::pair{world().memory, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}}) {
+    EXPECT_EQ(cuPointerGetAttribute(&access, CU_POINTER_ATTRIBUTE_ACCESS_FLAGS, at), CUDA_SUCCESS);
+    EXPECT_EQ(access, may);
+  }
+  EXPECT_EQ(cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, base + kSlab + 9),
+            CUDA_SUCCESS);
+  EXPECT_EQ(cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, base), CUDA_SUCCESS);
+  EXPECT_EQ(start, base + kSlab);
+  EXPECT_EQ(bytes, kSlab);
+  unsigned direct = 7;
+  EXPECT_EQ(cuPointerGetAttribute(&direct, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, base),
+            CUDA_SUCCESS);
+  EXPECT_EQ(direct, 0u) << "no network card of the program's is beside the GPU";
   EXPECT_EQ(cuMemUnmap(base, kSlab + 4096), CUDA_ERROR_INVALID_VALUE);
   recording().clear();
   ASSERT_EQ(cuMemUnmap(base, 4 * kSlab), CUDA_SUCCESS);

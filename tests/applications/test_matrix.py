@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application matrix: what is the same, what dies is found, what is packed comes back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
+sys.path.insert(0, str(GPU_TESTS))
+
+from applications import packages, results  # noqa: E402
+from applications.comparing import compare  # noqa: E402
+from applications.entries import ENTRIES  # noqa: E402
+from applications.entry import Entry, Place, Programs, Snapshot, Suite  # noqa: E402
+from applications.packages import PackageError, prepare, unpack  # noqa: E402
+from applications.results import Result, ResultError, keep, read, write  # noqa: E402
+from applications.running import Case, Way, run_part  # noqa: E402
+
+TESTS = """\
+import os, pytest, signal
+def test_passes(): pass
+def test_fails(): assert os.environ["WHERE"] == "native", "not here"
+def test_dies():
+    if os.environ["WHERE"] != "native": os.kill(os.getpid(), signal.SIGSEGV)
+def test_after_it(): pass
+@pytest.mark.skip(reason="never")
+def test_skipped(): pass
+@pytest.mark.xfail(strict=False)
+def test_wrong_everywhere(): assert False
+"""
+RESULT = Result(
+    entry="numba-cuda",
+    part="tests",
+    channel="shm",
+    native_of="NVIDIA's driver",
+    same=3,
+    different={"test_a": "failed: no"},
+    more_different=0,
+    skipped=1,
+    failed=0,
+    native_seconds=1.0,
+    seconds=1.5,
+    machine="1 NVIDIA H200, 16 cores",
+    software={"driver": "580"},
+    date="2026-11-26",
+    commit="0123456789ab",
+    command="python -m applications run numba-cuda",
+)
+
+
+def place(folder: Path) -> Place:
+    """This interpreter's, which has pytest."""
+    return Place(Path(sys.executable), folder, folder)
+
+
+def both(entry: Entry, folder: Path) -> tuple[dict[str, Case], dict[str, Case]]:
+    """Its one part here and elsewhere; neither is Sluice's, what differs is a variable."""
+    ways = [Way(name, {"WHERE": name}, ours=False) for name in ("native", "shm")]
+    native, ours = (run_part(entry, entry.parts[0], place(folder), w, 1, "") for w in ways)
+    assert all(way.seconds > 0 for way in ways)
+    return native, ours
+
+
+def test_a_suite_is_compared_test_by_test_and_goes_on_behind_one_that_dies(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(TESTS)
+    suite = Suite("tests", lambda _: [file], left_out={"test_after": "it is told apart"})
+    native, ours = both(Entry("e", "E", "it", parts=(suite,)), tmp_path)
+    found = compare(native, ours)
+    assert (found.same, found.skipped, found.failed) == (1, 2, 0)
+    assert set(found.different) == {"test_it.py::test_fails", "test_it.py::test_dies"}
+    assert "not here" in found.different["test_it.py::test_fails"]
+    assert "died of signal 11" in found.different["test_it.py::test_dies"]
+    assert not any("test_after_it" in case for case in ours), "what is left out is not counted"
+
+
+def test_programs_are_compared_by_what_they_print(tmp_path: Path) -> None:
+    def program(text: str) -> list[str]:
+        return [sys.executable, "-c", f"import os; w = os.environ['WHERE']; {text}"]
+
+    part = Programs(
+        "programs",
+        lambda _: {
+            "same": program("print('# on', w); print(1)"),
+            "prints": program("print(w)"),
+            "ends": program("exit(w != 'native')"),
+            "never": program("exit(3)"),
+        },
+    )
+    found = compare(*both(Entry("e", "E", "it", parts=(part,)), tmp_path))
+    assert (found.same, found.failed) == (1, 1)
+    assert set(found.different) == {"prints", "ends"}
+
+
+def test_what_was_not_run_here_is_different() -> None:
+    found = compare({"a": Case("passed"), "b": Case("failed")}, {})
+    assert found.different == {"a": "it was not run"}
+    assert found.failed == 1
+
+
+def test_what_is_packed_in_pieces_comes_back_and_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repositories" / "owner+suite"
+    (repository / "tests").mkdir(parents=True)
+    (repository / "tests" / "test_a.py").write_text("x" * 50_000)
+    (repository / "other").write_text("not taken")
+    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(packages, "PIECE_BYTES", 20_000)
+    entry = Entry("e", "E", "it", snapshots=(Snapshot("owner/suite", "v1", ("tests",)),))
+    pieces = prepare(entry, "3.12", tmp_path / "repositories", tmp_path / "pieces")
+    assert len(pieces) > 2
+    assert max(piece.stat().st_size for piece in pieces) <= 20_000
+    base = Path(sys.executable)
+    found = unpack(entry, tmp_path / "pieces", base, tmp_path / "there")
+    assert (found.sources / "suite" / "tests" / "test_a.py").read_text() == "x" * 50_000
+    assert not (found.sources / "suite" / "other").exists()
+    assert found.python.exists()
+    pieces[1].write_bytes(b"something else")
+    with pytest.raises(PackageError, match=r"001 is not the piece"):
+        unpack(entry, tmp_path / "pieces", base, tmp_path / "there")
+    pieces[1].unlink()
+    with pytest.raises(PackageError, match=r"e\.tar\.001 is missing"):
+        unpack(entry, tmp_path / "pieces", base, tmp_path / "there")
+    with pytest.raises(PackageError, match="clone it there"):
+        prepare(entry, "3.12", tmp_path, tmp_path / "pieces")
+
+
+def test_results_are_kept_when_somebody_could_repeat_them(tmp_path: Path) -> None:
+    ran, kept = tmp_path / "ran.jsonl", tmp_path / "kept.jsonl"
+    write(ran, [RESULT, replace(RESULT, channel="tcp")])
+    keep(ran, kept)
+    write(ran, [replace(RESULT, same=4)])
+    keep(ran, kept)
+    assert {(r.channel, r.same) for r in read(kept)} == {("shm", 4), ("tcp", 3)}
+    write(ran, [replace(RESULT, commit="unknown")])
+    with pytest.raises(ResultError, match="give --commit"):
+        keep(ran, kept)
+    keep(ran, kept, commit="fedcba987654")
+    assert "fedcba987654" in {r.commit for r in read(kept)}
+    write(ran, [replace(RESULT, commit="0123456789ab-dirty")])
+    for commit in (None, "fedcba987654"):
+        with pytest.raises(ResultError, match="changes that no commit has"):
+            keep(ran, kept, commit=commit)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("channel", "pigeon", "pigeon"), ("same", -1, "below 0"), ("date", "today", "a day")],
+)
+def test_a_wrong_result_is_refused(tmp_path: Path, field: str, value: object, said: str) -> None:
+    path = tmp_path / "results.jsonl"
+    write(path, [RESULT])
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, field: value}) + "\n")
+    with pytest.raises(ResultError, match=said):
+        read(path)
+
+
+def test_each_entry_says_what_it_is_made_of() -> None:
+    for name, entry in ENTRIES.items():
+        assert entry.name == name
+        assert bool(entry.parts) != bool(entry.not_run), name
+        if entry.requirements.exists():
+            lines = entry.requirements.read_text().splitlines()
+            pinned = [line for line in lines if not line.startswith("#")]
+            assert all(packages.LINE.fullmatch(line)["hashes"] for line in pinned), name  # type: ignore[index]
+    assert {r.entry for r in read(results.KEPT)} <= set(ENTRIES)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: see the package's own words."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import __doc__ as about
+from .comparing import MOST_NAMED, compare
+from .entries import ENTRIES
+from .entry import Entry
+from .packages import MIB, PackageError, lock, place_of, prepare, unpack
+from .results import RAN, ROOT, Result, ResultError, keep, write
+from .running import Way, run_part
+
+sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
+
+INTO = ROOT / "build" / "applications" / "entries"
+PIECES = ROOT / "dist" / "applications"
+
+
+def chosen(names: list[str]) -> list[Entry]:
+    """The entries of those names; all where none is named."""
+    if unknown := set(names) - set(ENTRIES):
+        raise PackageError(f"no such entry: {', '.join(sorted(unknown))}; `list` names them")
+    return [ENTRIES[name] for name in names or ENTRIES]
+
+
+def list_entries(options: argparse.Namespace) -> int:
+    """What there is."""
+    for entry in chosen(options.names):
+        parts = ", ".join(part.name for part in entry.parts) or entry.not_run
+        print(f"{entry.name:18} {entry.title}: {entry.what} ({parts}; {entry.gibibytes:g} GiB)")
+    return 0
+
+
+def lock_entries(options: argparse.Namespace) -> int:
+    """New hashes in the lists."""
+    for entry in chosen(options.names):
+        if entry.requirements.exists():
+            lock(entry, options.python)
+    return 0
+
+
+def prepare_entries(options: argparse.Namespace) -> int:
+    """Archives in pieces, with their sizes."""
+    for entry in chosen(options.names):
+        if not entry.parts:
+            print(f"{entry.name}: {entry.not_run}")
+            continue
+        pieces = prepare(entry, options.python, options.repositories, options.pieces)
+        size = sum(piece.stat().st_size for piece in pieces) / MIB
+        print(f"{entry.name}: {size:.0f} MiB in {len(pieces)} pieces in {options.pieces}")
+    return 0
+
+
+def unpack_entries(options: argparse.Namespace) -> int:
+    """On the machine with a GPU."""
+    for entry in chosen(options.names or [p.stem for p in options.pieces.glob("*.json")]):
+        place = unpack(entry, options.pieces, options.torch_python, options.into)
+        print(f"{entry.name}: {place.python}")
+    return 0
+
+
+def software_native(folder: Path) -> dict[str, str]:
+    """What stands for the native run where there is no card: the software GPU's own driver."""
+    from run import built
+
+    library = folder / "softgpu"
+    library.mkdir()
+    (library / "libcuda.so.1").symlink_to(built("libsluice-softgpu.so.1").resolve())
+    return {"LD_LIBRARY_PATH": str(library)}
+
+
+def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> list[Result]:
+    """Every part natively and then through Sluice, and what is different."""
+    from measurements import Run
+
+    place = place_of(entry, options.into)
+    results = []
+    for part in entry.parts:
+        if options.part and part.name != options.part:
+            continue
+        ran = {}
+        for way in ways:
+            way.seconds = 0.0
+            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only)
+        run = Run(f"python -m applications run {entry.name}", gpu=not options.softgpu)
+        for way in ways[1:]:
+            found = compare(ran["native"], ran[way.name])
+            different = dict(sorted(found.different.items()))
+            print(
+                f"{entry.name}, {part.name}, {way.name}: {found.same} of {found.compared} as "
+                f"natively; natively {found.skipped} skipped, {found.failed} failed"
+            )
+            for name, said in different.items():
+                print(f"  {name}\n      {said}")
+            if found.compared == 0:
+                for name, case in list(ran["native"].items())[:5]:
+                    print(f"  natively: {name}: {case.outcome}: {case.reason}")
+            named = dict(list(different.items())[:MOST_NAMED])
+            results.append(
+                Result(
+                    entry=entry.name,
+                    part=part.name,
+                    channel=way.name,
+                    native_of=f"{'the software GPU' if options.softgpu else 'NVIDIA'}'s driver",
+                    same=found.same,
+                    different=named,
+                    more_different=len(different) - len(named),
+                    skipped=found.skipped,
+                    failed=found.failed,
+                    native_seconds=round(ways[0].seconds, 1),
+                    seconds=round(way.seconds, 1),
+                    machine=run.machine if not options.softgpu else f"software GPU, {run.machine}",
+                    software=run.software | versions(entry, place.packages),
+                    date=time.strftime("%Y-%m-%d"),
+                    commit=run.commit or "unknown",
+                    command=run.command + (" --softgpu" if options.softgpu else ""),
+                )
+            )
+    return results
+
+
+def versions(entry: Entry, packages: Path) -> dict[str, str]:
+    """Of the packages that the entry names, as they are installed."""
+    found = {}
+    for name in entry.versions:
+        stem = name.replace("-", "_")
+        for folder in packages.glob(f"{stem}-*.dist-info"):
+            found[name] = folder.name.removeprefix(f"{stem}-").removesuffix(".dist-info")
+    return found
+
+
+def run_entries(options: argparse.Namespace) -> int:
+    """All that was asked for; the results are written as each entry is done."""
+    from free_ports import free_port
+    from run import Server, built, find_driver
+
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="matrix-") as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o755)  # the worker is another user
+        driver = str(built("libsluice-softgpu.so.1")) if options.softgpu else find_driver()
+        if not driver:
+            raise PackageError("no NVIDIA GPU here: `--softgpu` runs on the software GPU")
+        most = max(entry.gpu_mib for entry in chosen(options.names))
+        server = Server(
+            driver,
+            folder,
+            memory_mib=min(most, 1024) if options.softgpu else most,
+            uid=None if options.softgpu else 65534,
+            options=["--sandbox", "off"] if options.softgpu else [],
+            http_port=free_port(),
+        )
+        native = software_native(folder) if options.softgpu else {}
+        ways = [Way("native", native, ours=False)]
+        for channel in options.channels:
+            ways.append(Way(channel, dict(server.environments[channel]), ours=True))
+            ways[-1].environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
+            ways[-1].environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
+        try:
+            for entry in chosen(options.names):
+                if not entry.parts:
+                    print(f"{entry.name}: not run: {entry.not_run}")
+                    continue
+                results = run_entry(entry, options, ways)
+                if not options.only:
+                    write(options.results, results)
+                failed += sum(result.compared - result.same for result in results)
+        finally:
+            server.close()
+    return 1 if failed else 0
+
+
+def keep_results(options: argparse.Namespace) -> int:
+    """Into the documents."""
+    for result in keep(options.results, commit=options.commit):
+        print(f"kept: {result.entry}, {result.part}, {result.channel}, {result.machine}")
+    return 0
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m applications",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True)
+
+    def command(name: str, call: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text)
+        added.add_argument("names", nargs="*", help="entries; none: all")
+        added.set_defaults(call=call)
+        return added
+
+    command("list", list_entries, "what there is")
+    preparer = command("prepare", prepare_entries, "fetch and pack, in pieces")
+    preparer.add_argument("--python", default="3.12", help="of the other machine")
+    preparer.add_argument("--repositories", type=Path, default=ROOT / "build" / "repositories")
+    preparer.add_argument("--pieces", type=Path, default=PIECES)
+    locker = command("lock", lock_entries, "write the hashes of lists whose versions changed")
+    locker.add_argument("--python", nargs="*", default=["3.12"])
+    unpacker = command("unpack", unpack_entries, "install what was packed")
+    unpacker.add_argument("--pieces", type=Path, default=PIECES)
+    unpacker.add_argument("--into", type=Path, default=INTO)
+    unpacker.add_argument(
+        "--torch-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="the interpreter beside whose packages they are installed",
+    )
+    runner = command("run", run_entries, "natively and through Sluice, compared")
+    runner.add_argument("--into", type=Path, default=INTO)
+    runner.add_argument("--channels", nargs="*", default=["shm"], choices=["shm", "tcp", "relay"])
+    runner.add_argument("--jobs", type=int, default=1, help="processes at once")
+    runner.add_argument("--part", default="", help="this part of the entries alone")
+    runner.add_argument("--only", default="", help="cases with this in their names; not kept")
+    runner.add_argument("--softgpu", action="store_true", help="on the software GPU")
+    runner.add_argument("--results", type=Path, default=RAN)
+    keeper = commands.add_parser("keep", help="results into docs/applications.jsonl")
+    keeper.add_argument("--results", type=Path, default=RAN)
+    keeper.add_argument("--commit", help="what ran, where it was a copy without Git")
+    keeper.set_defaults(call=keep_results)
+    options = parser.parse_args()
+    try:
+        return int(options.call(options))
+    except (PackageError, ResultError) as error:
+        print(f"applications: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts: of the cases that pass natively, how many do the same through Sluice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .running import Case
+
+#: Cases that differ and are kept by name; the rest are counted.
+MOST_NAMED = 40
+
+
+@dataclass
+class Compared:
+    """One part over one channel."""
+
+    same: int = 0
+    different: dict[str, str] = field(default_factory=dict)  #: case → what happened here
+    skipped: int = 0  #: natively, and so not compared
+    failed: int = 0  #: natively, and so not compared
+
+    @property
+    def compared(self) -> int:
+        """Cases that pass natively."""
+        return self.same + len(self.different)
+
+
+def verdict(native: Case, ours: Case | None) -> str:
+    """ "" for a case that is the same here; else what is different."""
+    if ours is None:
+        return "it was not run"
+    if ours.outcome != "passed":
+        return f"{ours.outcome}: {ours.reason}"
+    if ours.printed != native.printed:
+        return f"printed {ours.printed[-200:]!r}, natively {native.printed[-200:]!r}"
+    return ""
+
+
+def compare(native: Mapping[str, Case], ours: Mapping[str, Case]) -> Compared:
+    """The cases of a part."""
+    found = Compared()
+    for name, case in native.items():
+        if case.outcome == "skipped":
+            found.skipped += 1
+        elif case.outcome != "passed":
+            found.failed += 1
+        elif said := verdict(case, ours.get(name)):
+            found.different[name] = said
+        else:
+            found.same += 1
+    return found

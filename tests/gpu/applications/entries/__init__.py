@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entries of the matrix, in the order in which the page has them."""
+
+from __future__ import annotations
+
+from ..entry import Entry
+from . import (
+    cuda_bindings,
+    cuda_core,
+    cuda_samples,
+    cupy_13x,
+    jax_cuda13,
+    numba_cuda,
+    others,
+    torch_cuda12,
+    torch_cuda13,
+    triton_tutorials,
+)
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        torch_cuda13.ENTRY,
+        torch_cuda12.ENTRY,
+        cupy_13x.ENTRY,
+        numba_cuda.ENTRY,
+        cuda_bindings.ENTRY,
+        cuda_core.ENTRY,
+        jax_cuda13.ENTRY,
+        triton_tutorials.ENTRY,
+        cuda_samples.ENTRY,
+        *others.ENTRIES,
+    )
+}

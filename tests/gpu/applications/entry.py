@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an entry of the matrix is made of. Data only; whoever runs it is running.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A test suite that no package holds: a folder of a Git repository at one commit.
+
+    Whoever prepares the entry has the repository (`--repositories`, a folder with OWNER+NAME or
+    NAME in it).
+    """
+
+    repository: str  #: OWNER/NAME
+    commit: str  #: a tag, or 40 digits
+    folders: tuple[str, ...]  #: what is taken of it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an entry was unpacked."""
+
+    python: Path  #: with the entry's packages
+    packages: Path  #: its site-packages
+    sources: Path  #: its snapshots, each folder as it is in its repository
+
+    def package(self, *parts: str) -> Path:
+        """A path in the installed packages."""
+        return self.packages.joinpath(*parts)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test files of pytest, each in a process of its own; a case is a test.
+
+    `left_out` are tests, by a substring of their names, that tell nothing of a GPU or that no two
+    runs agree about, each with the reason.
+    """
+
+    name: str
+    files: Callable[[Place], list[Path]]
+    options: tuple[str, ...] = ()
+    conftest: str = ""  #: of the sources, where it is not in a folder above the files
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Programs, each a case: it has to end with status 0 and to print natively what it prints here.
+
+    Lines that begin with `# ` are no part of what is compared.
+    """
+
+    name: str
+    commands: Callable[[Place], dict[str, list[str]]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An application."""
+
+    name: str  #: as the command line and the results have it
+    title: str  #: as the page has it
+    what: str  #: what of it is run, a clause
+    parts: tuple[Suite | Programs, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    build: Callable[[Path, Path], None] | None = (
+        None  #: of (repositories, where to), what is compiled
+    )
+    divert: bool = False  #: NVIDIA's runtime is linked into it (docs/guest.md)
+    environment: dict[str, str] = field(default_factory=dict)
+    versions: tuple[str, ...] = ()  #: packages whose versions its results name
+    gibibytes: float = 0.5  #: what its packages come to, about
+    seconds: int = 600  #: for one process
+    gpu_mib: int = 16384
+    figures: tuple[str, ...] = ()  #: of docs/measurements: SUBJECT/NAME, said beside the results
+    not_run: str = ""  #: why there is no result yet, where it is not only that nobody ran it
+
+    @property
+    def requirements(self) -> Path:
+        """Its packages, pinned, with their hashes (`lock` writes them)."""
+        return HERE / "requirements" / f"{self.name}.txt"

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings an entry's packages and test suites to a machine without a network.
+
+`prepare` downloads what requirements/ENTRY.txt pins (wheels for the other machine's Python, checked
+by their hashes) and takes the snapshots out of their repositories, packs both into a tar and cuts
+it into pieces, which ENTRY.json lists with their hashes. `unpack` checks the pieces, puts them
+together again and installs. `lock` writes the hashes of a list of names and versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from .entry import Entry, Place, Snapshot
+
+MIB = 1 << 20
+#: What one piece has at most.
+PIECE_BYTES = 60 * MIB
+PLATFORMS = (
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_24",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux1",
+)
+LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?P<hashes>( --hash=sha256:[0-9a-f]{64})*)"
+)
+
+
+class PackageError(Exception):
+    """What is missing or does not fit; the text says what to do."""
+
+
+def wanted_python(python: str) -> list[str]:
+    """What pip is told of the other machine."""
+    words = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    for platform in PLATFORMS:
+        words += ["--platform", f"{platform}_x86_64"]
+    return words
+
+
+def download(requirements: Path, python: str, folder: Path, *, hashes: bool) -> None:
+    """The wheels of a list, and no others: a list names what its packages need, too."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--dest", str(folder), "--requirement", str(requirements)]
+    command += [*wanted_python(python), *(["--require-hashes"] if hashes else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PackageError(
+            f"pip could not fetch {requirements.name} for Python {python}: {done.stderr[-800:]}"
+        )
+
+
+def plain(name: str) -> str:
+    """A package's name as names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def lock(entry: Entry, pythons: list[str]) -> None:
+    """Writes the hashes of the list's wheels into it, for each of these Pythons."""
+    lines = entry.requirements.read_text().splitlines()
+    named: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("#") or not line.strip():
+            continue
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise PackageError(f"{entry.requirements.name}: {line!r} is not NAME==VERSION")
+        named[match["name"]] = match["version"]
+    digests: dict[str, set[str]] = {plain(name): set() for name in named}
+    with tempfile.TemporaryDirectory() as temporary:
+        bare = Path(temporary) / entry.requirements.name
+        bare.write_text("".join(f"{name}=={version}\n" for name, version in named.items()))
+        for python in pythons:
+            wheels = Path(temporary) / python
+            download(bare, python, wheels, hashes=False)
+            for wheel in wheels.glob("*.whl"):
+                digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+                digests[plain(wheel.name.split("-")[0])].add(digest)
+    pinned = [
+        " ".join(
+            [f"{name}=={version}", *(f"--hash=sha256:{d}" for d in sorted(digests[plain(name)]))]
+        )
+        for name, version in named.items()
+    ]
+    comments = [line for line in lines if line.startswith("#")]
+    entry.requirements.write_text("\n".join([*comments, *pinned]) + "\n")
+
+
+def repository(snapshot: Snapshot, folder: Path) -> Path:
+    """The Git directory of a snapshot, below `folder`."""
+    owner, _, name = snapshot.repository.partition("/")
+    for place in (f"{owner}+{name}", name, snapshot.repository):
+        for inner in ("", "repo", ".git"):
+            if (folder / place / inner / "HEAD").exists():
+                return folder / place / inner
+    raise PackageError(
+        f"{snapshot.repository} is not in {folder}: clone it there as {owner}+{name} (it needs the "
+        f"commit {snapshot.commit})"
+    )
+
+
+def take_snapshot(snapshot: Snapshot, repositories: Path, to: Path) -> None:
+    """Its folders, as they are at its commit."""
+    git = ["git", "-C", str(repository(snapshot, repositories)), "archive", "--format=tar"]
+    done = subprocess.run(
+        [*git, snapshot.commit, *snapshot.folders], capture_output=True, check=False
+    )
+    if done.returncode:
+        raise PackageError(
+            f"{snapshot.repository} has no {' '.join(snapshot.folders)} at {snapshot.commit}: "
+            f"{done.stderr.decode(errors='replace').strip()}"
+        )
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+        tar.extractall(to / snapshot.repository.partition("/")[2], filter="data")
+
+
+def prepare(entry: Entry, python: str, repositories: Path, out: Path) -> list[Path]:
+    """The entry's pieces, and its list of them; returns the pieces."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob(f"{entry.name}.tar.*"):
+        old.unlink()
+    pieces: list[Path] = []
+    with tempfile.TemporaryDirectory(prefix="entry-") as temporary:
+        folder = Path(temporary)
+        (folder / "wheels").mkdir()
+        (folder / "sources").mkdir()
+        if entry.requirements.exists():
+            download(entry.requirements, python, folder / "wheels", hashes=True)
+        for snapshot in entry.snapshots:
+            take_snapshot(snapshot, repositories, folder / "sources")
+        if entry.build:
+            entry.build(repositories, folder / "sources")
+        archive = folder / "all.tar"
+        with tarfile.open(archive, "w") as tar:  # wheels are compressed
+            for name in ("wheels", "sources"):
+                tar.add(folder / name, arcname=name)
+        with archive.open("rb") as whole:
+            while piece := whole.read(PIECE_BYTES):
+                path = out / f"{entry.name}.tar.{len(pieces):03}"
+                path.write_bytes(piece)
+                pieces.append(path)
+    listed = {
+        "entry": entry.name,
+        "python": python,
+        "pieces": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in pieces},
+    }
+    (out / f"{entry.name}.json").write_text(json.dumps(listed, indent=1) + "\n")
+    return pieces
+
+
+def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
+    """Installs what `prepare` made, beside the packages of the interpreter `base`."""
+    listing = pieces / f"{entry.name}.json"
+    if not listing.exists():
+        raise PackageError(f"{listing} is not there: `prepare {entry.name}` makes it")
+    said = json.loads(listing.read_text())
+    folder = into / entry.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    archive = folder / "all.tar"
+    with archive.open("wb") as whole:
+        for name, digest in said["pieces"].items():
+            path = pieces / name
+            if not path.exists():
+                raise PackageError(f"{entry.name}: the piece {name} is missing in {pieces}")
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise PackageError(f"{entry.name}: {name} is not the piece that was prepared")
+            whole.write(data)
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    archive.unlink()
+    venv = [
+        str(base),
+        "-m",
+        "venv",
+        "--without-pip",
+        "--system-site-packages",
+        str(folder / "venv"),
+    ]
+    subprocess.run(venv, check=True)
+    place = place_of(entry, into)
+    wheels = sorted((folder / "wheels").glob("*.whl"))
+    if wheels:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        command += ["--disable-pip-version-check", "--target", str(place.packages)]
+        command += wanted_python(said["python"])
+        subprocess.run([*command, *map(str, wheels)], check=True)
+    shutil.rmtree(folder / "wheels")
+    return place
+
+
+def place_of(entry: Entry, into: Path) -> Place:
+    """Where the entry is, once it was unpacked."""
+    folder = into / entry.name
+    found = sorted((folder / "venv" / "lib").glob("python3.*/site-packages"))
+    if not found:
+        raise PackageError(f"{entry.name} is not unpacked in {into}: `unpack` does so")
+    return Place(folder / "venv" / "bin" / "python", found[0], folder / "sources")
