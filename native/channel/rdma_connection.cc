@@ -72,9 +72,12 @@ RdmaConnection::~RdmaConnection() {
   if (getpid() != owner_) {
     (void)objects_.release();
     (void)memory_.release();
+    (void)own_.release();
     return;
   }
+  if (own_) own_->end();
   objects_.reset();  // nothing reaches the memory any more
+  own_.reset();
   memory_.reset();
   if (domain) verbs_.ibv_dealloc_pd(domain);
 }
@@ -92,6 +95,11 @@ bool RdmaConnection::build(std::string* error) {
   if (!o.domain) return *error = failed("making a protection domain"), false;
   memory_ = RdmaMemory::make(verbs_, o.domain, error);
   if (!memory_) return false;
+  own_ = std::make_unique<RdmaRegistrations>(
+      verbs_, o.domain,
+      RdmaRegistrations::Use{
+          [this](uint64_t number, bool insist) { return passed(number, insist); },
+          [this] { return placing_.expects(); }});
   o.channel = verbs_.ibv_create_comp_channel(context);
   if (!o.channel) return *error = failed("making an event channel"), false;
   // Room for all that can be posted: a queue that runs over is lost.
@@ -153,6 +161,7 @@ wire::RdmaTerms RdmaConnection::terms() const {
   terms.ring_bytes = static_cast<uint32_t>(memory_->ring_bytes());
   terms.receives = kPieces;
   terms.lid = device_->lid();
+  terms.abilities = wire::kPlacesParts;
   return terms;
 }
 
@@ -223,6 +232,34 @@ void RdmaConnection::fail(const std::string& why) {
   nudge();
 }
 
+// Nothing that was posted is carried out any more.
+void RdmaConnection::stop() {
+  ibv_qp_attr over{};
+  over.qp_state = IBV_QPS_ERR;
+  verbs_.ibv_modify_qp(objects_->queue_pair, &over, IBV_QP_STATE);
+}
+
+// Of what own_ asks.
+bool RdmaConnection::passed(uint64_t number, bool insist) {
+  constexpr uint64_t kPatienceNs = 1'000'000'000;
+  if (insist && retired_.load() < number) {
+    {
+      std::lock_guard lock(post_mutex_);  // none of it may have asked for a completion
+      if (unsignaled_ > 0) post(Kind::kGreeting, 0, {}, true, false);
+    }
+    for (const uint64_t until = now_ns() + kPatienceNs;
+         !broken_.load() && retired_.load() < number && now_ns() < until;) {
+      progress(true);
+      if (retired_.load() < number) sleep_ns(50'000);
+    }
+    if (retired_.load() < number) {
+      fail("memory was freed that the RDMA device had not sent yet");
+      stop();
+    }
+  }
+  return retired_.load() >= number;
+}
+
 std::string RdmaConnection::why() {
   std::lock_guard lock(event_mutex_);
   return why_;
@@ -230,7 +267,10 @@ std::string RdmaConnection::why() {
 
 bool RdmaConnection::nothing_for(Role role) {
   if (broken_.load() || socket_over_.load()) return false;
-  return role == Role::kReader ? there() == 0 && !finished_.load() : room() == 0;
+  if (role == Role::kWriter) return !can(writer_waits_.load());
+  const uint64_t consumed = consumed_.load();
+  return there() == 0 && !finished_.load() && !placing_.has_part(consumed) &&
+         placing_.offer(consumed) == 0;
 }
 
 // Whoever looked at the queues tells those who sleep, for whom it was meant.
@@ -285,8 +325,9 @@ void RdmaConnection::arm_for(Role role) {
     // A reader is woken when the other side thinks it worth it, a writer by each word of room too,
     // and by what has gone where that is what he lacks.
     const bool writes = sleeps_[static_cast<size_t>(Role::kWriter)].load();
+    const bool own_room = writer_waits_.load() == For::kPiece || other_has_room();
     armed = ibv_req_notify_cq(objects_->received, !writes) == 0 &&
-            (!writes || !other_has_room() || ibv_req_notify_cq(objects_->sent, 0) == 0);
+            (!writes || !own_room || ibv_req_notify_cq(objects_->sent, 0) == 0);
   }
   if (!armed) fail("the RDMA device is gone");
   progress(true);
@@ -337,7 +378,7 @@ bool RdmaConnection::look() {
 bool RdmaConnection::greet() {
   {
     std::lock_guard lock(post_mutex_);
-    if (!post(Kind::kGreeting, 0, nullptr, 0, 0, true, true)) return false;
+    if (!post(Kind::kGreeting, 0, {}, true, true)) return false;
   }
   return !broken_.load();
 }

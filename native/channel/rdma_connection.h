@@ -7,6 +7,10 @@
 // The other side can write into the area that it was told of and nowhere else; what stands there is
 // copied out before anybody looks at it, and its counts are held against what was sent.
 //
+// Bulk that lies in memory which Sluice allocated is not put into the stage: it is registered
+// (rdma_registrations.h) and written straight from where it lies, where its owner leaves it so; and
+// where the other side has a place for it, straight there and not into the ring (rdma_placing.h).
+//
 // As for any Stream, one thread reads at a time and one writes. Threads that wait look at the
 // completion queues for a moment, then sleep on the queues' event channel, the device's events and
 // the socket over which the connection was agreed, whose end is the connection's. Who sends says
@@ -29,6 +33,8 @@
 
 #include "channel/rdma_device.h"
 #include "channel/rdma_memory.h"
+#include "channel/rdma_placing.h"
+#include "channel/rdma_registrations.h"
 #include "channel/stream.h"
 #include "wire/protocol.h"
 
@@ -79,7 +85,16 @@ class RdmaConnection {
   void leave();  // before it is closed
 
   ssize_t read(const iovec* parts, int count);
-  bool write(iovec* parts, int count);
+  std::byte* await_placed(size_t bytes);  // as Stream's
+  bool write(iovec* parts, int count) { return write_parts(parts, count, nullptr); }
+  // The last part stays as it is until the other side is known to have it.
+  bool write_kept(iovec* parts, int count);
+  // Before anything is written: large parts are offered to the other side, which says where it
+  // wants them. A round trip for each, so it is for parts of MiBs, by one who is not waited for.
+  void offer_parts() { offers_ = true; }
+  // The next large part that comes shall lie there, in memory of Sluice's own that stays. By
+  // whoever reads. False: too many are granted, or it cannot be registered.
+  bool grant(std::byte* at, size_t bytes);
   void try_write(const void* data, size_t n);
   bool readable();
   bool writable();
@@ -93,13 +108,31 @@ class RdmaConnection {
   void arm();
   // Hears the device; ends the socket where the connection is over. True: it is.
   bool look();
+  // After the end of its stream: nothing is written into what was granted any more.
+  void end_placing();
   bool broken() const { return broken_.load(); }
   std::string why();  // it broke
+  // How much went straight from where it lay.
+  uint64_t straight_bytes() const { return straight_bytes_.load(); }
+  // And of that, into a place that the other side granted.
+  uint64_t placed_bytes() const { return placed_bytes_.load(); }
+  uint64_t read_in_place() const { return placing_.read_in_place(); }
+  const RdmaRegistrations& registrations() const { return *own_; }
   const RdmaDevice& device() const { return *device_; }
 
  private:
   enum class Role { kReader, kWriter };
-  enum class Kind : uint32_t { kData = 0, kCredit = 1, kFinish = 2, kGreeting = 3 };
+  enum class Kind : uint32_t {
+    kData = 0,
+    kCredit = 4,
+    kFinish = 8,
+    kGreeting = 12,
+    kOffer = 13,
+    kGrant = 14,
+    kPlaced = 15
+  };
+  // What a writer waits for: room for data, for a piece that needs none in the ring, a grant.
+  enum class For : uint8_t { kRoom, kPiece, kGrant };
   static constexpr uint32_t kPieces = 256;    // under way in each direction, with data
   static constexpr uint32_t kReceives = 320;  // and credits, the greeting, the end
   static constexpr uint32_t kSends = 320;     // posted at a time
@@ -115,11 +148,36 @@ class RdmaConnection {
   void progress(bool insist);           // insist: also where another thread does
   bool take(const ibv_wc& completion);  // false: the other side breaks the rules
   void reap();                          // post_mutex_ held
-  bool post(Kind kind, uint32_t said, const void* from, size_t n, uint64_t to, bool signaled,
-            bool solicited);
+  struct Piece {
+    const void* from = nullptr;
+    size_t bytes = 0;
+    uint64_t to = 0;
+    uint32_t key = 0;     // of this side's memory
+    uint32_t to_key = 0;  // of the other's, where that is not its ring
+  };
+  bool post(Kind kind, uint32_t said, const Piece& piece, bool signaled, bool solicited);
+  bool write_parts(iovec* parts, int count, const iovec* kept);
+  bool post_data(const Piece& piece, bool last);
+  bool post_placed(const Piece& piece, bool last);
+  // How much of a part went to places that there are for it; the rest goes through the ring.
+  // False: the connection is lost.
+  bool place(const std::byte* from, size_t bytes, size_t* went);
+  bool fill(const RdmaGrant& grant, const std::byte* from, size_t bytes,
+            RdmaRegistrations::Source source, size_t* went);
+  bool find_place(size_t bytes, RdmaGrant* grant);
+  bool post_grant(const RdmaGrant& grant);
+  bool answer_offer(const iovec* parts, int count);
+  // Until `look` has found something: what it says then. `parts`: where it would go.
+  template <class Look>
+  ssize_t await_reading(const iovec* parts, int count, const Look& look);
+  bool take_grant(uint32_t said);
+  bool can(For what) const;
+  bool await(For what);
+  bool passed(uint64_t number, bool insist);
+  void stop();
   size_t room() const;
   bool other_has_room() const;
-  size_t await_room();
+  bool has_piece() const;
   void give_credit();
   void arm_for(Role role);
   void wait(Role role);
@@ -138,6 +196,13 @@ class RdmaConnection {
   struct Objects;
   std::unique_ptr<Objects> objects_;
   std::unique_ptr<RdmaMemory> memory_;
+  std::unique_ptr<RdmaRegistrations> own_;
+  std::atomic<uint64_t> straight_bytes_{0}, placed_bytes_{0};
+  RdmaPlacing placing_;
+  bool offers_ = false, unanswered_ = false;
+  uint32_t unwanted_ = 0;  // parts that are not offered, as the last that was had no place
+  uint64_t grants_given_ = 0, grants_taken_ = 0;  // under post_mutex_ and receive_mutex_
+  std::atomic<For> writer_waits_{For::kRoom};
   int epoll_ = -1;
   int nudges_[2] = {-1, -1};  // by Role
   std::atomic<bool> sleeps_[2] = {false, false};
@@ -185,9 +250,21 @@ class RdmaStream : public Stream {
     const auto c = use_->get();
     return c ? c->read(parts, count) : 0;
   }
+  std::byte* await_placed(size_t bytes) override {
+    const auto c = use_->get();
+    return c ? c->await_placed(bytes) : nullptr;
+  }
   bool write(iovec* parts, int count) override {
     const auto c = use_->get();
     return c && c->write(parts, count);
+  }
+  void cut() override {
+    Stream::cut();
+    if (const auto c = use_->get()) c->end_placing();
+  }
+  bool write_kept(iovec* parts, int count) override {
+    const auto c = use_->get();
+    return c && c->write_kept(parts, count);
   }
   void try_write(const void* data, size_t n) override {
     if (const auto c = use_->get()) c->try_write(data, n);

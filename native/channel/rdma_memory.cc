@@ -7,13 +7,15 @@
 #include <cerrno>
 #include <cstring>
 
+#include "channel/rdma_placing.h"
 #include "channel/rdma_verbs.h"
 
 namespace sluice::channel {
 
 namespace {
 
-static_assert(sizeof(RdmaCredit) == 16 && kRdmaCredits * sizeof(RdmaCredit) <= kCreditPage);
+static_assert(sizeof(RdmaCredit) == 16 && sizeof(RdmaGrant) == 16 &&
+              kRdmaCredits * sizeof(RdmaCredit) + kRdmaGrants * sizeof(RdmaGrant) <= kCreditPage);
 
 std::string why_not_registered(int reason) {
   rlimit limit{};
@@ -65,6 +67,17 @@ uint32_t RdmaMemory::area_key() const { return area_->rkey; }
 uint32_t RdmaMemory::stage_key() const { return stage_->lkey; }
 const RdmaCredit& RdmaMemory::credit(size_t place) const {
   return reinterpret_cast<const RdmaCredit*>(memory_)[place % kRdmaCredits];
+}
+size_t RdmaMemory::grant_offset(size_t place) {
+  return kRdmaCredits * sizeof(RdmaCredit) + place % kRdmaGrants * sizeof(RdmaGrant);
+}
+RdmaGrant RdmaMemory::grant(size_t place) const {
+  RdmaGrant copy;
+  std::memcpy(&copy, memory_ + grant_offset(place), sizeof copy);
+  return copy;
+}
+RdmaGrant& RdmaMemory::own_grant(size_t place) const {
+  return *reinterpret_cast<RdmaGrant*>(memory_ + half() + grant_offset(place));
 }
 const std::byte* RdmaMemory::ring() const { return memory_ + kCreditPage; }
 std::byte* RdmaMemory::stage() const { return memory_ + half() + kCreditPage; }

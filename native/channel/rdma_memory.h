@@ -16,6 +16,7 @@ struct ibv_pd;
 
 namespace sluice::channel {
 
+struct RdmaGrant;
 struct Verbs;
 
 // How far the other side has come with what was sent to it. Each stands in a place of its own, in
@@ -26,6 +27,8 @@ struct RdmaCredit {
 };
 inline constexpr size_t kRdmaCredits = 64;
 inline constexpr size_t kCreditPage = 4096;  // then the ring begins
+// Behind the credits, in turn as well.
+inline constexpr size_t kRdmaGrants = 64;
 
 class RdmaMemory {
  public:
@@ -41,10 +44,14 @@ class RdmaMemory {
   std::byte* area() const { return memory_; }
   uint32_t area_key() const;  // for the other side
   const RdmaCredit& credit(size_t place) const;
+  // A copy: the other side may write there at any time.
+  RdmaGrant grant(size_t place) const;
+  static size_t grant_offset(size_t place);  // in the area
   const std::byte* ring() const;
   // As large as the ring; the credits that this side sends lie before it.
   std::byte* stage() const;
   RdmaCredit& own_credit(size_t place) const;
+  RdmaGrant& own_grant(size_t place) const;
   uint32_t stage_key() const;  // for this side's adapter
 
  private:

@@ -68,6 +68,8 @@ std::unique_ptr<Stream> rdma_stream(int, std::shared_ptr<RdmaConnection>, RdmaLo
 int rdma_descriptor(const RdmaConnection&) { return -1; }
 void rdma_arm(RdmaConnection*) {}
 void rdma_flush(RdmaConnection*) {}
+bool rdma_grant(RdmaConnection*, std::byte*, size_t) { return false; }
+std::string describe_bulk(const RdmaConnection&) { return ""; }
 std::string describe_rdma(const RdmaConnection&) { return kWhy; }
 
 }  // namespace sluice::channel

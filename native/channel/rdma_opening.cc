@@ -115,6 +115,7 @@ bool settle_rdma_offer(Stream* over, int socket, std::shared_ptr<RdmaConnection>
   else if (!(*end)->greet() || !(*end)->await_greeting(kGreetingMs))
     without("nothing comes through between " + describe_rdma(**end) + " and " +
             gid_text(answer.gid) + reason_of(**end));
+  if (*end) (*end)->offer_parts();  // answers' data, for which a client may have a place
   return say(over, *end ? wire::RdmaTerms{} : no_rdma(*why), wire::kRdmaVerdict);
 }
 
@@ -169,6 +170,16 @@ std::unique_ptr<Stream> rdma_stream(int socket, std::shared_ptr<RdmaConnection> 
 int rdma_descriptor(const RdmaConnection& end) { return end.descriptor(); }
 void rdma_arm(RdmaConnection* end) { end->arm(); }
 void rdma_flush(RdmaConnection* end) { end->flush(); }
+
+bool rdma_grant(RdmaConnection* end, std::byte* at, size_t bytes) { return end->grant(at, bytes); }
+
+std::string describe_bulk(const RdmaConnection& end) {
+  const uint64_t got = end.read_in_place(), sent = end.straight_bytes();
+  if (got == 0 && sent == 0) return "";
+  return "bulk over RDMA: " + std::to_string(got) + " bytes received in their place, " +
+         std::to_string(sent) + " sent from where they lay, of these " +
+         std::to_string(end.placed_bytes()) + " to their place";
+}
 
 std::string describe_rdma(const RdmaConnection& end) {
   const RdmaDevice& device = end.device();

@@ -61,6 +61,12 @@ void rdma_arm(RdmaConnection* end);
 // Until what was written is there, or a second has passed: before the process ends.
 void rdma_flush(RdmaConnection* end);
 
+// The next large part that comes is to be written there (RdmaConnection::grant()).
+bool rdma_grant(RdmaConnection* end, std::byte* at, size_t bytes);
+
+// How much bulk was copied on neither way, for a line in the log; "": none.
+std::string describe_bulk(const RdmaConnection& end);
+
 // The device, the port and the other side's GID, for a line in the log.
 std::string describe_rdma(const RdmaConnection& end);
 

@@ -67,8 +67,9 @@ bool ResumableStream::add_subflow(uint32_t epoch, uint32_t number,
                                       std::move(subflow->stream));
 }
 
-// write_mutex_ held. Changes `parts`.
-bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size_t bytes) {
+// write_mutex_ held. `lent`: the last part is. Changes `parts`.
+bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size_t bytes,
+                                 bool lent) {
   int large = 0;
   for (int i = 1; i < count; ++i)
     if (parts[i].iov_len > parts[large].iov_len) large = i;
@@ -76,7 +77,7 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   const uint32_t subflows = bulk < kBulk ? 0 : link->subflows.count_for(bulk);
   if (subflows < 2) {
     if (bulk >= kBulk) want_subflows();
-    return send_record(link, parts, count, bytes, 0);
+    return send_record(link, parts, count, bytes, 0, lent);
   }
   size_t before = 0;
   for (int i = 0; i < large; ++i) before += parts[i].iov_len;

@@ -71,6 +71,13 @@ ssize_t ResumableStream::read(const iovec* parts, int count) {
   }
 }
 
+std::byte* ResumableStream::await_placed(size_t bytes) {
+  std::lock_guard reads(read_mutex_);
+  const Link there = link();
+  const bool next = there && !over() && reading_ == there && left_ >= bytes && !pending();
+  return next ? there->stream->await_placed(bytes) : nullptr;
+}
+
 // One read of the connection; read_mutex_ held. Bytes go where they are wanted at once, as far as
 // is known what they are: the rest of a record, or what follows a header. Without a place, or where
 // theirs is full, they wait in `in_`.

@@ -217,7 +217,7 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
       }
     }
     if (kept) {
-      const bool sent = !there || send_parts(there, parts, count, bytes);
+      const bool sent = !there || send_parts(there, parts, count, bytes, lent > 0);
       const bool closed = sent || was_reset();
       const bool hears = terms_.hear_after > 0 && (unheard_ += bytes) >= terms_.hear_after;
       if (hears) unheard_ = 0;
@@ -240,22 +240,26 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
   }
 }
 
-// write_mutex_ held. Changes `parts`.
+// write_mutex_ held. `kept`: the last part stays as it is until it is acknowledged. Changes
+// `parts`.
 bool ResumableStream::send_record(const Link& link, iovec* parts, int count, size_t bytes,
-                                  uint32_t flags) {
+                                  uint32_t flags, bool kept) {
   constexpr int kMost = 8;
   owes_acknowledgement_.exchange(false, std::memory_order_seq_cst);
   const uint64_t received = received_.load(std::memory_order_acquire);
   told_.store(received, std::memory_order_relaxed);
   spoke_.store(true, std::memory_order_relaxed);
   StreamRecord header{static_cast<uint32_t>(bytes), flags, received};
+  const auto send = [&](iovec* all, int n) {
+    return kept ? link->stream->write_kept(all, n) : link->stream->write(all, n);
+  };
   if (count < kMost) {
     iovec all[kMost] = {{&header, sizeof header}};
     std::copy(parts, parts + count, all + 1);
-    return link->stream->write(all, count + 1);
+    return send(all, count + 1);
   }
   iovec first{&header, sizeof header};
-  return link->stream->write(&first, 1) && link->stream->write(parts, count);
+  return link->stream->write(&first, 1) && send(parts, count);
 }
 
 // All that is kept from there on; write_mutex_ held.
@@ -270,7 +274,8 @@ bool ResumableStream::send_again(const Link& link, uint64_t from) {
     }
     if (n == 0) return true;
     from += n;
-    if (!send_record(link, gathered.parts.data(), static_cast<int>(gathered.parts.size()), n, 0))
+    if (!send_record(link, gathered.parts.data(), static_cast<int>(gathered.parts.size()), n, 0,
+                     true))
       return false;
   }
 }
@@ -313,7 +318,9 @@ bool ResumableStream::settle() {
     if (kept_.lent_bytes() == 0) return !over_;
     upto = kept_.sent();
   }
-  return wait_for_acknowledgement(upto, true);
+  if (wait_for_acknowledgement(upto, true)) return true;
+  const std::lock_guard sending(write_mutex_);  // nobody sends from there any more
+  return false;
 }
 
 // Reads, where nobody else does. `settled`: until nothing is lent any more that was by then.

@@ -67,6 +67,7 @@ class ResumableStream : public Stream {
   bool write_lent(iovec* parts, int count, std::shared_ptr<const void> held) override;
   bool settle() override;
   void try_write(const void* data, size_t n) override;
+  std::byte* await_placed(size_t bytes) override;
   bool pending() const override;
   bool readable() const override;
   bool writable() const override;
@@ -134,9 +135,10 @@ class ResumableStream : public Stream {
   bool has_expired(int64_t now) const;  // mutex_ held
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
-  bool send_parts(const Link& link, iovec* parts, int count, size_t bytes);
+  bool send_parts(const Link& link, iovec* parts, int count, size_t bytes, bool lent);
   bool send_bulk(const Link& link, const iovec& part, uint32_t subflows);
-  bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags);
+  bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags,
+                   bool kept = false);
   bool send_again(const Link& link, uint64_t from);
   bool has_room(size_t copied, size_t lent) const;  // mutex_ held
   bool wait_for_acknowledgement(uint64_t upto, bool settled);

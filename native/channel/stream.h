@@ -31,11 +31,17 @@ class Stream {
   }
   // What was lent is the caller's again. False: the connection is lost.
   virtual bool settle() { return true; }
+  // As write(), of what is kept for the case that it has to be sent again over another stream: the
+  // last part stays as it is until the other side has said that it has it.
+  virtual bool write_kept(iovec* parts, int count) { return write(parts, count); }
   // A few bytes if there is room for them now; whether they went does not come back.
   virtual void try_write(const void* data, size_t n) = 0;
   // Whether something came of which poll() on the socket does not tell any more. Asked by the
   // reader.
   virtual bool pending() const { return false; }
+  // Waits until something can be read. Where that is a part of so many bytes, and lies already
+  // where it was to be written (rdma_placing.h): there; reading it to that place copies nothing.
+  virtual std::byte* await_placed(size_t /*bytes*/) { return nullptr; }
   // Whether read() would return at once. Asked by the reader.
   virtual bool readable() const;
   // Whether a write of a few KiB would return at once.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "channel/own_memory.h"
+
 namespace sluice::worker {
 
 namespace {
@@ -11,7 +13,12 @@ constexpr size_t kLeastBytes = 64 << 10;
 }  // namespace
 
 Bounces::~Bounces() {
-  for (const auto& [bytes, at] : free_) driver_.cuMemFreeHost(at);
+  for (const auto& [bytes, at] : free_) release(at);
+}
+
+void Bounces::release(std::byte* at) {
+  channel::OwnMemory::remove(at);
+  driver_.cuMemFreeHost(at);
 }
 
 std::byte* Bounces::find(size_t bytes, bool* refused) {
@@ -22,7 +29,7 @@ std::byte* Bounces::find(size_t bytes, bool* refused) {
   }
   // Those of other sizes that nobody uses make room.
   while (all_bytes_ + bytes > kMostBytes && !free_.empty()) {
-    driver_.cuMemFreeHost(free_.begin()->second);
+    release(free_.begin()->second);
     all_bytes_ -= free_.begin()->first;
     free_.erase(free_.begin());
   }
@@ -32,6 +39,7 @@ std::byte* Bounces::find(size_t bytes, bool* refused) {
     *refused = true;
     return nullptr;
   }
+  channel::OwnMemory::add(at, bytes);
   all_bytes_ += bytes;
   return static_cast<std::byte*>(at);
 }

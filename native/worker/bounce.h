@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pinned memory through which data for an answer passes: the driver copies into it at bus speed,
-// and it is sent from there. Bounded for the session, as a client may ask on every lane and read
-// none of the answers: who finds no room waits until an answer has gone. Only commands that let
-// others pass them ask.
+// and it is sent from there, over RDMA by the adapter itself (channel/own_memory.h). Bounded for
+// the session, as a client may ask on every lane and read none of the answers: who finds no room
+// waits until an answer has gone. Only commands that let others pass them ask.
 #pragma once
 
 #include <condition_variable>
@@ -28,6 +28,7 @@ class Bounces {
 
  private:
   std::byte* find(size_t bytes, bool* refused);  // mutex_ held
+  void release(std::byte* at);
   void give_back(std::byte* at, size_t bytes);
 
   const Driver& driver_;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pinned buffers for frames that carry bulk data for the GPU over a network: the GPU reads the data
-// from where it was received. A buffer that it still reads is put aside until it has. Other frames
-// never lie in one: what a driver or a library is given in pinned memory it may read later.
+// from where it was received; over RDMA the client's adapter writes the data there. A buffer that
+// it still reads is put aside until it has. Other frames never lie in one: what a driver or a
+// library is given in pinned memory it may read later.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,8 @@
 #include <memory>
 #include <mutex>
 
+#include "wire/bodies/commands.h"
+#include "wire/frame.h"
 #include "worker/driver.h"
 
 namespace sluice::worker {
@@ -22,16 +25,22 @@ struct BulkFrame {
 
 class BulkFrames {
  public:
+  // In front of the data: what is checked and decided on, which a client cannot write into.
+  static constexpr size_t kHead = sizeof(wire::FrameHeader) + sizeof(wire::CopyToDevice);
+
   explicit BulkFrames(const Driver& driver) : driver_(driver) {}
 
   // A buffer that nobody reads; waits for the oldest. nullptr: there is no pinned memory.
   BulkFrame* take();
+  // The same for a frame that comes later, without waiting; nullptr: there is none now.
+  BulkFrame* take_ahead();
   // A copy on `stream` of the device, whose context is current, reads from it.
   CUresult read_by(BulkFrame& frame, CUstream stream, uint32_t device);
   void give_back(BulkFrame* frame);
 
  private:
-  static constexpr size_t kBuffers = 4;  // enough to receive into one while others are read
+  static constexpr size_t kBuffers = 6;  // some are read, one is received into, two are ahead
+  BulkFrame* add();                      // mutex_ held
 
   const Driver& driver_;
   std::mutex mutex_;

@@ -31,6 +31,9 @@ class Endpoint {
   // Asked by take() of a network's endpoint for the place of a frame with bulk data, instead of
   // `out`; nullptr: there is none.
   std::function<std::byte*()> place_for_bulk;
+  // A place for a later frame, kept for it; nullptr: there is none now. And that frame has come.
+  std::function<std::byte*()> place_ahead;
+  std::function<void(std::byte* place)> came_to;
   virtual bool empty() = 0;
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;

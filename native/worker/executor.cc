@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/executor.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -47,6 +48,17 @@ Executor::Executor(Session& session, std::function<void(const process::End&)> en
   endpoint_.place_for_bulk = [this] {
     bulk_ = session_.bulk.take();
     return bulk_ ? bulk_->at : nullptr;
+  };
+  endpoint_.place_ahead = [this]() -> std::byte* {
+    BulkFrame* const frame = session_.bulk.take_ahead();
+    if (!frame) return nullptr;
+    ahead_.push_back(frame);
+    return frame->at;
+  };
+  endpoint_.came_to = [this](std::byte* place) {
+    const auto frame = std::ranges::find(ahead_, place, &BulkFrame::at);
+    bulk_ = *frame;
+    ahead_.erase(frame);
   };
   if (session.plan.merging != Merging::kOff)
     merger_ = std::make_unique<merge::Merger>(

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "process/control.h"
 #include "worker/dispatch.h"
@@ -67,7 +68,8 @@ class Executor {
   std::function<void(const process::End&)> ended_;
   std::unique_ptr<merge::Merger> merger_;  // the leader's; null: nothing is merged
   std::atomic<bool> baton_{false};
-  BulkFrame* bulk_ = nullptr;  // that the frame which was taken lies in; the leader's
+  BulkFrame* bulk_ = nullptr;      // that the frame which was taken lies in; the leader's
+  std::vector<BulkFrame*> ahead_;  // kept for later frames; the leader's
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "channel/futex.h"
 #include "channel/rdma_opening.h"
 #include "process/log.h"
+#include "worker/bulk.h"
 #include "worker/endpoint.h"
 
 namespace sluice::worker {
@@ -26,6 +28,7 @@ constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kBulk = 256 << 10;  // frames with data for the GPU that deserve pinned memory
 constexpr size_t kMostReason = 480;  // of what the client's user is told at the end
 constexpr size_t kReadInBulk = 4 << 10;
+constexpr size_t kAhead = 2;              // bulk frames for which there is a place already
 constexpr size_t kMostAhead = 16 << 20;   // more than a client's kernel keeps for it
 constexpr uint32_t kUnheardMs = 180'000;  // as long as keep-alive takes
 constexpr uint32_t kSilentMs = 10'000;    // where another connection may follow
@@ -59,11 +62,19 @@ class TcpEndpoint : public Endpoint {
     if (const Got g = read(reinterpret_cast<std::byte*>(&h), sizeof h); g != Got::kFrame) return g;
     if (h.size < sizeof h || h.size > wire::kMaxFrameBytes || h.size % 8) return Got::kBroken;
     in_bulk_ = h.function == wire::kCopyToDevice && h.size >= kBulk;
-    if (in_bulk_ && place_for_bulk)
-      if (std::byte* place = place_for_bulk()) out = place;
+    size_t have = sizeof h;
     std::memcpy(out, &h, sizeof h);
-    const Got got = h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
+    if (in_bulk_ && place_for_bulk) {
+      if (over_rdma()) {
+        if (const Got g = read(out + have, BulkFrames::kHead - have); g != Got::kFrame) return g;
+        have = BulkFrames::kHead;
+      }
+      std::byte* const place = place_of_data(h.size - have);
+      if (place) out = static_cast<std::byte*>(std::memcpy(place, out, have));
+    }
+    const Got got = h.size == have ? Got::kFrame : read(out + have, h.size - have);
     buffered_.store(begin_ < end_ || stream_->pending(), std::memory_order_relaxed);
+    if (in_bulk_ && over_rdma()) grant_ahead();
     return got;
   }
   bool empty() override {
@@ -169,6 +180,7 @@ class TcpEndpoint : public Endpoint {
     last.resize(size, '\0');
     if (lock) stream_->try_write(last.data(), last.size());
     if (const auto end = lock ? rdma() : nullptr) channel::rdma_flush(end.get());
+    if (const auto end = rdma()) say_bulk(*end);
     if (resumable_)
       resumable_->end();
     else
@@ -244,6 +256,45 @@ class TcpEndpoint : public Endpoint {
     return Got::kFrame;
   }
 
+  // Of a bulk frame whose head has been read. It was received there already, or is to be.
+  std::byte* place_of_data(size_t bytes) {
+    const auto end = rdma();
+    std::byte* const data = end && begin_ == end_ && !places_.empty() && spill_empty()
+                                ? stream_->await_placed(bytes)
+                                : nullptr;
+    for (auto a = places_.begin(); data && a != places_.end(); ++a) {
+      std::byte* const place = a->place;
+      if (place + BulkFrames::kHead != data) continue;
+      places_.erase(a);
+      came_to(place);
+      return place;
+    }
+    return place_for_bulk();
+  }
+  bool spill_empty() {
+    std::lock_guard lock(read_mutex_);
+    return spill_.empty();
+  }
+  // Over RDMA, the client's adapter writes the data of the next bulk frames straight to where the
+  // GPU reads it. By the leader.
+  void grant_ahead() {
+    const auto end = rdma();
+    if (!end || !place_ahead) return;
+    while (places_.size() < kAhead) {
+      std::byte* const place = place_ahead();
+      if (!place) break;
+      places_.push_back({place, nullptr});
+    }
+    // What was granted over the connection before this one is granted again.
+    for (Ahead& a : places_) {
+      if (a.granted_by == end.get()) continue;
+      if (!channel::rdma_grant(end.get(), a.place + BulkFrames::kHead,
+                               wire::kMaxFrameBytes - BulkFrames::kHead))
+        return;
+      a.granted_by = end.get();
+    }
+  }
+
   // Behind the record, of which its size says that it belongs to it.
   void offer_rdma(std::vector<std::byte>* said) {
     const wire::RdmaTerms offer =
@@ -300,12 +351,17 @@ class TcpEndpoint : public Endpoint {
     coming_.erase(s);
     return goes_on;
   }
+  void say_bulk(const channel::RdmaConnection& end) {
+    if (const std::string said = channel::describe_bulk(end); !said.empty())
+      process::log_info(said);
+  }
   // Another connection has come. What the one before had of RDMA is let go.
   void begin_connection(int s) {
     std::shared_ptr<channel::RdmaConnection> before;
     {
       std::lock_guard lock(rdma_mutex_);
       before = std::move(rdma_);
+      if (before) say_bulk(*before);
       if (before) epoll_ctl(epoll_, EPOLL_CTL_DEL, channel::rdma_descriptor(*before), nullptr);
       const auto coming = coming_.find(s);
       rdma_ = coming == coming_.end() ? nullptr : coming->second;
@@ -375,6 +431,11 @@ class TcpEndpoint : public Endpoint {
   std::atomic<bool> sleeping_{false};
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
+  struct Ahead {
+    std::byte* place;
+    const channel::RdmaConnection* granted_by;  // only to be compared
+  };
+  std::deque<Ahead> places_;      // of bulk frames that come; the leader's
   bool in_bulk_ = false;          // another such frame is likely next
   std::mutex read_mutex_;         // of the stream's reading, and of:
   std::vector<std::byte> spill_;  // read ahead; comes after what is in in_

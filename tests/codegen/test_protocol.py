@@ -99,7 +99,8 @@ STRUCTS: dict[str, Any] = {
         ring_bytes=1 << 20,
         receives=256,
         lid=5,
-        reserved=tuple(range(6, 10)),
+        abilities=6,
+        reserved=tuple(range(7, 10)),
         message=b"no port is up",
     ),
     "device_record": frames.DeviceRecord(

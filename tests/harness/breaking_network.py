@@ -47,8 +47,8 @@ class BreakingNetwork:
         self._most: int | None = None
         self._random = random.Random(0)
         self._refuses = False
-        self._passes = threading.Event()
-        self._passes.set()
+        self._passes = (threading.Event(), threading.Event())  # by direction
+        self.silence(False)
         self._lock = threading.Lock()
         self._live: set[Connection] = set()
         self._listener = socket.create_server((address, port), backlog=512)
@@ -58,7 +58,7 @@ class BreakingNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._passes.set()
+        self.silence(False)
         self._refuses = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -83,9 +83,11 @@ class BreakingNetwork:
         """Cuts what is new as soon as it is made."""
         self._refuses = refuses
 
-    def silence(self, silent: bool = True) -> None:
-        """Passes nothing on; nobody is told."""
-        self._passes.clear() if silent else self._passes.set()
+    def silence(self, silent: bool = True, only: int | None = None) -> None:
+        """Passes nothing on, in both directions or in one; nobody is told."""
+        for direction, passes in enumerate(self._passes):
+            if only in (None, direction):
+                passes.clear() if silent else passes.set()
 
     # within
 
@@ -126,7 +128,7 @@ class BreakingNetwork:
                 if first and direction == 0 and got[4:6] == OPEN_SESSION:
                     left[:] = [n + OPENING_BYTES if n else None for n in left]
                 first = False
-                self._passes.wait()
+                self._passes[direction].wait()
                 sink.sendall(got)
                 with self._lock:
                     connection.passed += len(got)

@@ -2,7 +2,7 @@
 """Run in the guest: what a synchronous call and copies take over the channel of SLUICE_CHANNEL.
 
 Prints the median of a call that waits for its answer, in microseconds, then the best GiB/s of
-copies from pageable memory to the device and back: `calls.py CALLS MEBIBYTES`.
+copies from pageable memory to the device and back, and from pinned: `calls.py CALLS MEBIBYTES`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ def main() -> None:
         must(cuda.cuMemcpyDtoH_v2(ctypes.byref(word), memory, ctypes.c_size_t(4)))
         took.append((time.perf_counter() - begin) * 1e6)
     host = ctypes.create_string_buffer(size)
+    pinned = ctypes.c_void_p()
+    must(cuda.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(size), 0))
     speeds = []
     for copy in (
+        lambda: must(cuda.cuMemcpyHtoDAsync_v2(memory, pinned, ctypes.c_size_t(size), stream)),
+        lambda: must(cuda.cuMemcpyDtoHAsync_v2(pinned, memory, ctypes.c_size_t(size), stream)),
         lambda: must(cuda.cuMemcpyHtoD_v2(memory, host, ctypes.c_size_t(size))),
         lambda: must(cuda.cuMemcpyDtoH_v2(host, memory, ctypes.c_size_t(size))),
     ):
@@ -49,7 +53,7 @@ def main() -> None:
             must(cuda.cuCtxSynchronize())
             best = max(best, size / (time.perf_counter() - begin) / (1 << 30))
         speeds.append(best)
-    print(f"{sorted(took)[len(took) // 2]:.2f} {speeds[0]:.5f} {speeds[1]:.5f}")
+    print(f"{sorted(took)[len(took) // 2]:.2f}", *(f"{speeds[i]:.5f}" for i in (2, 3, 0, 1)))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ class RdmaGuest:
         """What it has said so far."""
         return (self.guest.read(f"{LOG}/server.log") or b"").decode()
 
+    def worker_log(self, about: str) -> str:
+        """What workers have said of that, once there is something."""
+        command = f"grep -rho {shlex.quote(about + '.*')} {LOG} || true"
+        deadline = time.monotonic() + 30
+        while not (said := self.guest.check(command)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return said
+
     def relay_log(self) -> str:
         """What the relays of the second server have said so far."""
         return self.guest.check(f"grep -rh relay {LOG}/beside || true")

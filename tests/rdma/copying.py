@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run in the guest by disturbed.py: copies patterns to the device and back until its input ends.
 
+From pageable and from pinned memory in turn. From pinned memory without a wait in between, so that
+a break finds memory that is only referred to; it is overwritten as soon as the stream has passed.
+
 Prints "ready", and at the end the number of copies and of those that came back wrong. Sizes go from
 a few bytes to more than the rings of a connection hold, so that a break finds some under way.
 """
@@ -27,16 +30,31 @@ def main() -> None:
     must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
     must(cuda.cuCtxSetCurrent(context))
     must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(max(SIZES))))
+    most = ctypes.c_size_t(max(SIZES) + 256)
+    pinned = [ctypes.c_void_p(), ctypes.c_void_p()]
+    for block in pinned:
+        must(cuda.cuMemHostAlloc(ctypes.byref(block), most, 0))
     print("ready", flush=True)
     copies = wrong = 0
     while not select.select([sys.stdin], [], [], 0)[0]:
         size = SIZES[copies % len(SIZES)]
         sent = bytes((copies + i) & 255 for i in range(256)) * (size // 256 + 1)
-        back = ctypes.create_string_buffer(size)
-        must(cuda.cuMemcpyHtoD_v2(memory, sent, ctypes.c_size_t(size)))
-        must(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(size)))
+        length = ctypes.c_size_t(size)
+        if copies // len(SIZES) % 2:
+            ctypes.memmove(pinned[0], sent, size)
+            must(cuda.cuMemcpyHtoDAsync_v2(memory, pinned[0], length, None))
+            must(cuda.cuStreamSynchronize(None))
+            ctypes.memset(pinned[0], 255, size)  # which is allowed from here on
+            must(cuda.cuMemcpyDtoHAsync_v2(pinned[1], memory, length, None))
+            must(cuda.cuStreamSynchronize(None))
+            got = ctypes.string_at(pinned[1], size)
+        else:
+            back = ctypes.create_string_buffer(size)
+            must(cuda.cuMemcpyHtoD_v2(memory, sent, length))
+            must(cuda.cuMemcpyDtoH_v2(back, memory, length))
+            got = back.raw
         copies += 1
-        wrong += back.raw != sent[:size]
+        wrong += got != sent[:size]
     print(copies, wrong)
 
 

@@ -2,9 +2,10 @@
 """Run in the guest by test_sessions.py: RDMA beside its floors, of one run, medians of five.
 
 `sync_call_rdma_us` is a round trip of an RdmaConnection (64 bytes each way, both sides looking)
-over a bare ping-pong of RC writes; `copy_rdma_gib_s` is what a connection carries over bare
-pipelined writes. Below stand whole CUDA calls over RDMA and over TCP: on a guest without KVM these
-are the emulated processors', not the network's.
+over a bare ping-pong of RC writes; `copy_rdma_gib_s` is what a connection carries of pinned memory
+over bare pipelined writes; what it carries of other memory stands beside it. Below stand whole CUDA
+calls over RDMA and over TCP: on a guest without KVM these are the emulated processors', not the
+network's.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ def main() -> None:
         floors.append(said([str(BIN / "rdma_floor"), TRIPS, MEBIBYTES]))
         paces.append(said([str(BIN / "rdma_pace"), TRIPS, MEBIBYTES]))
     trip, speed = medians(floors)
-    our_trip, our_speed = medians(paces)
+    our_trip, our_speed, our_other = medians(paces)
     print(f"sync_call_rdma_us  {our_trip:.1f} over {trip:.1f} bare: {our_trip / trip:.2f} (1.5)")
     print(
         f"copy_rdma_gib_s    {our_speed:.3f} over {speed:.3f} bare: {our_speed / speed:.2f} (0.85)"
     )
+    print(f"  of other memory  {our_other:.3f}: {our_other / speed:.2f}")
     for channel in ("rdma", "tcp"):
         calls = [sys.executable, str(HERE / "calls.py"), CALLS, MEBIBYTES]
-        call, to, back = said(calls, channel)
-        print(f"CUDA over {channel:4}  call {call:.0f} us, copies {to:.3f} and {back:.3f} GiB/s")
+        call, to, back, pinned_to, pinned_back = said(calls, channel)
+        print(
+            f"CUDA over {channel:4}  call {call:.0f} us, copies {to:.3f} and {back:.3f} GiB/s,"
+            f" pinned {pinned_to:.3f} and {pinned_back:.3f}"
+        )
     names = ("sync_call_rdma_us", "copy_rdma_gib_s")
-    ours, bare = zip(*paces, strict=True), zip(*floors, strict=True)
+    ours, bare = zip(*(pace[:2] for pace in paces), strict=True), zip(*floors, strict=True)
     print(json.dumps(dict(zip(names, zip(ours, bare, strict=True), strict=True))))
 
 

@@ -29,19 +29,26 @@ def main() -> None:
     must(cuda.cuCtxSetCurrent(context))
     must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(SIZE)))
     sent, back = (ctypes.create_string_buffer(SIZE) for _ in range(2))
+    pinned = [ctypes.c_void_p(), ctypes.c_void_p()]
+    for block in pinned:
+        must(cuda.cuMemHostAlloc(ctypes.byref(block), ctypes.c_size_t(SIZE), 0))
     wrong = 0
 
     def copy(seed: int) -> None:
         nonlocal wrong
-        ctypes.memmove(sent, bytes((seed * 7 + i) & 255 for i in range(256)) * (SIZE // 256), SIZE)
-        must(cuda.cuMemcpyHtoD_v2(memory, sent, ctypes.c_size_t(SIZE)))
-        must(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(SIZE)))
-        wrong += sent.raw != back.raw
+        pattern = bytes((seed * 7 + i) & 255 for i in range(256)) * (SIZE // 256)
+        for source, target in ((sent, back), (pinned[0], pinned[1])):
+            ctypes.memmove(source, pattern, SIZE)
+            must(cuda.cuMemcpyHtoDAsync_v2(memory, source, ctypes.c_size_t(SIZE), None))
+            must(cuda.cuMemcpyDtoHAsync_v2(target, memory, ctypes.c_size_t(SIZE), None))
+            must(cuda.cuCtxSynchronize())
+            wrong += ctypes.string_at(target, SIZE) != pattern
 
     copy(1)
     ending = os.fork()
     if ending == 0:
         ctypes.memset(back, 255, SIZE)
+        ctypes.memset(pinned[0], 255, SIZE)
         os._exit(0)
     for seed in range(2, 5):
         copy(seed)

@@ -53,6 +53,17 @@ def test_every_program_that_a_network_carries(guest: RdmaGuest) -> None:
     assert re.search(r"started: graphs .* over rdma", guest.server_log())
 
 
+def test_bulk_goes_straight_between_pinned_memory_and_the_workers(guest: RdmaGuest) -> None:
+    done = guest.python("../withstand/programs/random_program.py", "1", "5")
+    assert done.split()[2] == "0", done
+    guest.python("calls.py", "5", "8")  # copies of 8 MiB, pinned and not, both ways
+    said = [
+        list(map(int, re.findall(r"(\d+) (?:bytes|sent|to)", line)))
+        for line in guest.worker_log("bulk over RDMA").splitlines()
+    ]
+    assert any(min(session) > 1 << 20 for session in said), said
+
+
 def test_a_program_that_forks(guest: RdmaGuest) -> None:
     assert guest.python("fork_program.py") == "child 3, wrong 0\n"
 

@@ -7,9 +7,12 @@ BreakingNetwork, which cuts connections at any byte of a frame or of a copy.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -35,6 +38,8 @@ CUTS = {
     40_000: ["streams_events", "reduction", "threads8"],
     1_500_000: ["bulk_copies"],
 }
+#: Random work, checked by itself. How many connections are cut in all: SLUICE_TEST_BREAKS.
+RANDOM_PROGRAM = Path(__file__).resolve().parent / "programs" / "random_program.py"
 RUNS, ENOUGH = 12, 60  # of each program, and of its connections that are cut
 #: No test waits for its end: of a machine that stands still for a while no session may die.
 GRACE_SECONDS = 300
@@ -94,6 +99,30 @@ def test_programs_compute_the_same_whatever_is_cut(
     assert network.cuts >= ENOUGH
 
 
+@pytest.mark.parametrize("most", [3_000, 200_000, 1_500_000])
+def test_random_programs_compute_the_same_whatever_is_cut(
+    plane: ControlPlane, network: BreakingNetwork, most: int
+) -> None:
+    breaks = int(os.environ.get("SLUICE_TEST_BREAKS", "120")) // 3
+    network.cut_within(most, seed=most)
+    seed = operations = 0
+    while network.cuts < breaks:
+        settings = {"SLUICE_CHANNEL": "tcp", "SLUICE_GMEM": "512", "SLUICE_BULK_CONNECTIONS": "2"}
+        done = subprocess.run(
+            [sys.executable, RANDOM_PROGRAM, str(seed), "5"],
+            env=plane.program_environment(**settings),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        seeds, did, wrong = map(int, done.stdout.split())
+        assert wrong == 0, f"seeds {seed} to {seed + seeds - 1}"
+        seed, operations = seed + seeds, operations + did
+    print(f"{network.cuts} cuts of at most {most} bytes in {operations} operations")
+
+
 def test_work_goes_on_after_each_break(
     plane: ControlPlane, network: BreakingNetwork, start: Start
 ) -> None:
@@ -136,6 +165,25 @@ def test_both_directions_may_be_silent(
     network.refuse(False)
     goes_on(program, 300)
     goes_on(program, 20)
+
+
+def stands_still(program: Prompted) -> bool:
+    """Whether it has nothing done for a moment."""
+    before = worked(program)
+    time.sleep(0.2)
+    return worked(program) == before
+
+
+def test_each_direction_is_lost_in_turn(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    for direction in (0, 1) * 4:
+        network.silence(only=direction)
+        wait_for(lambda: stands_still(program), LIMIT, "it to stand still")
+        network.cut()  # what the silence held back is lost
+        network.silence(False)
+        goes_on(program, 20)
 
 
 def broken(plane: ControlPlane) -> list[bool]:

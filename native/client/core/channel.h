@@ -41,10 +41,13 @@ class Channel {
   // commit() of a frame of which only the first n bytes were reserved: it goes on with `tail` and
   // zeros to a multiple of 8. `tail` may change when this returns.
   virtual void commit_apart(size_t, std::span<const std::byte>) {}
-  // Whether what this thread hands over apart should stay as it is until settle(), so that no copy
-  // of it has to be kept: asked for so many bytes in all. After true it is so.
-  virtual bool begin_lending(size_t) { return false; }
-  // What was lent may change again. False: the worker is gone.
+  // Whether what this thread hands over apart should stay as it is, so that no copy of it has to be
+  // kept: asked for so many bytes in all. After true it is so, until settle() or, of pinned memory,
+  // for longer than end_lending(): until the stream has passed that it was given to.
+  enum class Lent { kUntilSettled, kUntilStreamPassed };
+  virtual bool begin_lending(size_t, Lent) { return false; }
+  virtual void end_lending() {}
+  // What was lent, by any thread, may change again and be freed. False: the worker is gone.
   virtual bool settle() { return true; }
   // Where a body of at least `sink.size()` bytes in the next answer on `lane` may be placed
   // straight (reply.body points there then). Until that answer has been waited for.

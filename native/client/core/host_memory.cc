@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "channel/own_memory.h"
+
 namespace sluice::client {
 
 namespace {
@@ -66,6 +68,7 @@ bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** 
     if (plain == MAP_FAILED) return false;
     r.start = reinterpret_cast<uint64_t>(plain);
     r.place = Place::kPlain;
+    channel::OwnMemory::add(plain, rounded);
   }
   if (r.place == Place::kPlain)
     add_unmapped(r);
@@ -81,8 +84,10 @@ bool HostMemory::release(void* at) {
   if (it == ranges_.end() || it->second.place == Place::kRegistered) return false;
   if (it->second.place == Place::kArena)
     free_.release(it->first);
-  else
+  else {
+    channel::OwnMemory::remove(at);
     munmap(at, pages(it->second.bytes));
+  }
   ranges_.erase(it);
   return true;
 }

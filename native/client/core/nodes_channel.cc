@@ -173,6 +173,12 @@ void NodesChannel::commit_apart(size_t n, std::span<const std::byte> tail) {
   channel.commit(whole, answered);
 }
 
+bool NodesChannel::settle() {
+  bool all = true;
+  for (Node& node : nodes_) all &= node.channel->settle();
+  return all;
+}
+
 bool NodesChannel::wait(uint32_t lane, uint32_t sequence, Reply* reply) {
   return nodes_[lanes_[lane].node].channel->wait(lane, sequence, reply);
 }

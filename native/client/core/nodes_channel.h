@@ -34,6 +34,7 @@ class NodesChannel : public Channel {
   void commit(size_t n, bool answered) override;
   size_t tail_apart_from() const override { return tail_apart_from_; }
   void commit_apart(size_t n, std::span<const std::byte> tail) override;
+  bool settle() override;
   void expect(uint32_t lane, std::span<std::byte> sink) override { lanes_[lane].sink = sink; }
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   Place place_of(uint32_t device) const override { return places_[device]; }

@@ -140,16 +140,20 @@ bool StreamChannel::send_all(std::span<const std::byte> tail) {
 }
 
 // A copy takes about as long as it says there; waiting for the acknowledgement takes a round trip.
-bool StreamChannel::begin_lending(size_t bytes) {
+// Where nobody waits for that, whoever waits for the stream does.
+bool StreamChannel::begin_lending(size_t bytes, Lent how) {
   constexpr size_t kLeast = 256 << 10, kBytesPerUs = 10'000;
-  if (!resumable_ || bytes < kLeast || bytes / kBytesPerUs < resumable_->round_trip_us())
+  if (!resumable_ || bytes < kLeast ||
+      (how == Lent::kUntilSettled && bytes / kBytesPerUs < resumable_->round_trip_us()))
     return false;
   t_lends = this;
   return true;
 }
 
+void StreamChannel::end_lending() { t_lends = nullptr; }
+
 bool StreamChannel::settle() {
-  t_lends = nullptr;
+  end_lending();
   return stream_->settle();
 }
 

@@ -45,7 +45,8 @@ class StreamChannel : public Channel {
   void commit(size_t n, bool answered) override;
   size_t tail_apart_from() const override { return 32 << 10; }
   void commit_apart(size_t n, std::span<const std::byte> tail) override;
-  bool begin_lending(size_t bytes) override;
+  bool begin_lending(size_t bytes, Lent how) override;
+  void end_lending() override;
   bool settle() override;
   void expect(uint32_t lane, std::span<std::byte> sink) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;

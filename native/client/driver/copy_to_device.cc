@@ -50,12 +50,27 @@ CUresult copy_from_arena(Session* s, Stream* stream, const DeviceSide& to, const
   return wait ? exchange_to_device(s, stream, c, to) : post_to_device(s, stream, c, to);
 }
 
+// Memory that the program may change once the stream has passed: what was allocated as pinned,
+// where the copy was asked for and is not waited for.
+bool stays(Session* s, const std::byte* from, uint64_t bytes, bool wait) {
+  if (wait) return false;
+  const HostMemory::Range r = s->host_memory().find(from);
+  return r.place == HostMemory::Place::kPlain &&
+         bytes <= r.bytes - (reinterpret_cast<uint64_t>(from) - r.start);
+}
+
 CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, const std::byte* from,
-                          uint64_t from_pitch, Rect r, uint64_t limit) {
+                          uint64_t from_pitch, Rect r, uint64_t limit, bool wait) {
+  using Lent = Channel::Lent;
   std::vector<std::byte> packed;
   const bool whole = r.rows == 1 || from_pitch == r.width;
   Channel& channel = s->channel().towards(stream->device->index);
-  const bool lent = whole && channel.begin_lending(r.width * r.rows);
+  const Lent how = whole && stays(s, from, r.width * r.rows, wait) ? Lent::kUntilStreamPassed
+                                                                   : Lent::kUntilSettled;
+  const bool lent = whole && channel.begin_lending(r.width * r.rows, how);
+  const bool stays_lent = lent && how == Lent::kUntilStreamPassed;
+  // The host may change what stays lent once the stream is known to have passed.
+  const Session::Work work = stays_lent ? Session::Work(stream) : unseen(stream);
   const CUresult e = for_pieces(r, limit, [&](uint64_t row, uint64_t column, Rect piece) {
     const std::byte* at = from + row * from_pitch + column;
     if (piece.rows > 1 && from_pitch != piece.width) {
@@ -65,8 +80,9 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     }
     const DeviceSide there = to.at(row, column);
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
-    return post_to_device(s, unseen(stream), c, there, {at, piece.width * piece.rows});
+    return post_to_device(s, work, c, there, {at, piece.width * piece.rows});
   });
+  if (stays_lent) return channel.end_lending(), e;
   if (lent && !channel.settle() && e == CUDA_SUCCESS) return s->lose(stream->device->context());
   return e;
 }
@@ -111,9 +127,10 @@ CUresult copy_to_device(Session* s, Stream* stream, const DeviceSide& to, const 
   s->note_host_side(from);
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t limit = s->channel().inline_limit();
-  const CUresult e = r.width * r.rows <= limit || !s->marks()
-                         ? transfer::copy_in_commands(s, stream, to, source, from_pitch, r, limit)
-                         : transfer::copy_from_staging(s, stream, to, source, from_pitch, r);
+  const CUresult e =
+      r.width * r.rows <= limit || !s->marks()
+          ? transfer::copy_in_commands(s, stream, to, source, from_pitch, r, limit, wait)
+          : transfer::copy_from_staging(s, stream, to, source, from_pitch, r);
   return e == CUDA_SUCCESS && wait ? end_unseen(s, stream) : e;
 }
 

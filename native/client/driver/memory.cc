@@ -121,6 +121,7 @@ CUresult cuMemFreeHost(void* pointer) {
     return CUDA_ERROR_INVALID_VALUE;
   for (auto& device : s->devices())
     if (const CUresult e = wait_idle(s, device.get()); e != CUDA_SUCCESS) return e;
+  s->channel().settle();  // nothing is sent from there any more, be the session lost
   return s->host_memory().release(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An RDMA connection as a stream of bytes, and what a hostile other side can do to it: nothing but
 // end it. Skipped on machines without RDMA; `make test-rdma` runs it in a guest with soft RoCE.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -13,28 +12,12 @@
 
 #include "channel/futex.h"
 #include "channel/rdma_opening.h"
-#include "channel/rdma_verbs.h"
+#include "tests/native/channel/rdma_hostile.h"
 #include "tests/native/channel/rdma_pair.h"
 #include "wire/frame.h"
 
 namespace sluice::channel {
 namespace {
-
-#define NEEDS_RDMA(pair)                                                 \
-  RdmaPair pair;                                                         \
-  {                                                                      \
-    std::string error;                                                   \
-    if (!(pair).open(&error)) GTEST_SKIP() << "no RDMA here: " << error; \
-  }
-
-std::vector<char> some_bytes(size_t n, unsigned seed) {
-  std::vector<char> bytes(n);
-  for (size_t i = 0; i < n; ++i) {
-    seed = seed * 1664525 + 1013904223;
-    bytes[i] = static_cast<char>(seed >> 24);
-  }
-  return bytes;
-}
 
 TEST(Rdma, WhatIsWrittenIsReadInAnySizes) {
   NEEDS_RDMA(pair);
@@ -178,126 +161,7 @@ TEST(Rdma, AForkedChildDisturbsNothing) {
   EXPECT_TRUE(good);
 }
 
-// ---- a hostile other side: an end whose queue pair does what it likes
-
-class HostileEnd {
- public:
-  explicit HostileEnd(std::string* error) {
-    device_ = RdmaDevice::open({}, error);
-    if (!device_) return;
-    const Verbs& v = device_->verbs();
-    domain_ = v.ibv_alloc_pd(device_->context());
-    memory_.resize(1 << 16);
-    region_ = (v.ibv_reg_mr)(domain_, memory_.data(), memory_.size(), IBV_ACCESS_LOCAL_WRITE);
-    queue_ = v.ibv_create_cq(device_->context(), 1024, nullptr, nullptr, 0);
-    ibv_qp_init_attr a{};
-    a.send_cq = a.recv_cq = queue_;
-    a.qp_type = IBV_QPT_RC;
-    a.cap.max_send_wr = 512;
-    a.cap.max_recv_wr = 512;
-    a.cap.max_send_sge = a.cap.max_recv_sge = 1;
-    pair_ = v.ibv_create_qp(domain_, &a);
-    ibv_qp_attr q{};
-    q.qp_state = IBV_QPS_INIT;
-    q.port_num = device_->port();
-    v.ibv_modify_qp(pair_, &q,
-                    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-  }
-  ~HostileEnd() {
-    if (!device_) return;
-    const Verbs& v = device_->verbs();
-    v.ibv_destroy_qp(pair_);
-    v.ibv_destroy_cq(queue_);
-    v.ibv_dereg_mr(region_);
-    v.ibv_dealloc_pd(domain_);
-  }
-  bool there() const { return device_ != nullptr; }
-  // The victim is connected to it, and it to the victim.
-  void meet(RdmaConnection& victim) {
-    wire::RdmaTerms mine{};
-    mine.queue_pair = pair_->qp_num;
-    mine.path_mtu = device_->mtu();
-    std::memcpy(mine.gid, device_->gid(), sizeof mine.gid);
-    mine.ring_bytes = 1 << 20;
-    mine.receives = 256;
-    std::string error;
-    ASSERT_TRUE(victim.connect(mine, &error)) << error;
-    other_ = victim.terms();
-    const Verbs& v = device_->verbs();
-    ibv_qp_attr q{};
-    q.qp_state = IBV_QPS_RTR;
-    q.path_mtu = static_cast<ibv_mtu>(device_->mtu());
-    q.dest_qp_num = other_.queue_pair;
-    q.rq_psn = other_.first_packet;
-    q.max_dest_rd_atomic = 1;
-    q.min_rnr_timer = 12;
-    q.ah_attr.is_global = 1;
-    q.ah_attr.port_num = device_->port();
-    std::memcpy(q.ah_attr.grh.dgid.raw, other_.gid, sizeof other_.gid);
-    q.ah_attr.grh.sgid_index = device_->gid_index();
-    q.ah_attr.grh.hop_limit = 64;
-    ASSERT_EQ(
-        0, v.ibv_modify_qp(pair_, &q,
-                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                               IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    q = {};
-    q.qp_state = IBV_QPS_RTS;
-    q.timeout = 14;
-    q.retry_cnt = 7;
-    q.rnr_retry = 1;  // it does not wait for ever
-    q.max_rd_atomic = 1;
-    ASSERT_EQ(0, v.ibv_modify_qp(pair_, &q,
-                                 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                     IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
-  }
-  // What comes of it.
-  ibv_wc_status attack(ibv_wr_opcode opcode, uint64_t to, uint32_t key, size_t n, uint32_t said,
-                       bool solicited = true) {
-    ibv_sge piece{reinterpret_cast<uintptr_t>(memory_.data()), static_cast<uint32_t>(n),
-                  region_->lkey};
-    ibv_send_wr wr{}, *bad;
-    wr.sg_list = &piece;
-    wr.num_sge = n > 0 ? 1 : 0;
-    wr.opcode = opcode;
-    wr.send_flags = IBV_SEND_SIGNALED | (solicited ? IBV_SEND_SOLICITED : 0);
-    wr.imm_data = htonl(said);
-    wr.wr.rdma.remote_addr = to;
-    wr.wr.rdma.rkey = key;
-    if (ibv_post_send(pair_, &wr, &bad) != 0) return IBV_WC_GENERAL_ERR;
-    ibv_wc completion{};
-    const uint64_t until = now_ns() + 20'000'000'000;
-    while (ibv_poll_cq(queue_, 1, &completion) == 0) {
-      if (now_ns() > until) return IBV_WC_FATAL_ERR;
-      sleep_ns(100'000);
-    }
-    return completion.status;
-  }
-  const wire::RdmaTerms& other() const { return other_; }
-  std::vector<char>& memory() { return memory_; }
-
- private:
-  std::shared_ptr<RdmaDevice> device_;
-  ibv_pd* domain_ = nullptr;
-  ibv_mr* region_ = nullptr;
-  ibv_cq* queue_ = nullptr;
-  ibv_qp* pair_ = nullptr;
-  std::vector<char> memory_;
-  wire::RdmaTerms other_{};
-};
-
-#define NEEDS_HOSTILE(hostile, victim)                                            \
-  std::string error;                                                              \
-  HostileEnd hostile(&error);                                                     \
-  if (!(hostile).there()) GTEST_SKIP() << "no RDMA here: " << error;              \
-  const auto victim = RdmaConnection::make(RdmaDevice::open({}, &error), &error); \
-  ASSERT_TRUE(victim) << error;                                                   \
-  (hostile).meet(*victim)
-
-ssize_t read_some(RdmaConnection& end) {
-  char to[256];
-  const iovec part{to, sizeof to};
-  return end.read(&part, 1);
-}
+// ---- a hostile other side
 
 TEST(HostileRdma, ItWritesWhereItMayAndNowhereElse) {
   NEEDS_HOSTILE(hostile, victim);

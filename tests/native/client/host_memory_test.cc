@@ -10,6 +10,8 @@
 #include <memory>
 #include <set>
 
+#include "channel/own_memory.h"
+
 namespace sluice::client {
 namespace {
 
@@ -87,6 +89,21 @@ TEST_F(Host, BeyondTheArenaItIsOrdinaryMemory) {
   EXPECT_TRUE(memory.release(beyond));
   EXPECT_TRUE(memory.release(large));
   EXPECT_FALSE(memory.release(large));
+}
+
+// What RDMA may register: what was allocated here, as long as it is.
+TEST_F(Host, OnlyPinnedMemoryBeyondTheArenaIsSluicesOwn) {
+  using channel::OwnMemory;
+  std::byte* large = allocate(kArena);
+  std::byte* in_arena = allocate(4096);
+  std::byte registered[64] = {};
+  ASSERT_TRUE(memory.add_registered(registered, sizeof registered, 0, 0));
+  EXPECT_TRUE(OwnMemory::has(large, kArena));
+  EXPECT_FALSE(OwnMemory::has(large, kArena + 1));
+  EXPECT_FALSE(OwnMemory::has(in_arena, 1));
+  EXPECT_FALSE(OwnMemory::has(registered, 1)) << "the program may unmap it";
+  ASSERT_TRUE(memory.release(large));
+  EXPECT_FALSE(OwnMemory::has(large, 1));
 }
 
 TEST_F(Host, WithoutAnArenaEverythingIsOrdinary) {
