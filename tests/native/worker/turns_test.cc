@@ -286,7 +286,7 @@ TEST(Turns, WhoWaitsForATurnIsKeptBackAndWantsNoneWhileItsSessionStandsStill) {
   ASSERT_TRUE(soon([&] { return r.page->wants == 1 && r.cut.kept_back() == 1; }));
   r.cut.close();
   ASSERT_TRUE(soon([&] { return r.cut.kept_back() == 1; }));
-  r.give(kUntilWanted);
+  r.give(now() + 3'600'000'000'000);  // others want one, too
   EXPECT_TRUE(soon([&] { return r.returned(); })) << "it has no use for it";
   EXPECT_EQ(r.page->wants, 0u);
   EXPECT_EQ(r.gpu.issued(stream(1)), 0u);
