@@ -323,17 +323,20 @@ class ServerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _memory_beyond_the_gpus(self) -> ServerConfig:
-        factor = self.suspend.memory_oversubscription or 1.0
-        if factor > 1 and not self.suspend.swap_mib:
-            raise ValueError(
-                f"[suspend] memory_oversubscription is {factor:g}, and there is no host memory for "
-                "what is not on the GPU: set [suspend] swap_mib"
-            )
-        if factor > 1 and not self.throttle.enable_computation_throttle:
-            raise ValueError(
-                f"[suspend] memory_oversubscription is {factor:g}, and nobody says whose memory is "
-                "on the GPU: set [throttle] enable_computation_throttle = true"
-            )
+        said = {"memory_oversubscription": self.suspend.memory_oversubscription or 1.0}
+        of_gpus = self.suspend.gpu_memory_oversubscription
+        said |= {f"gpu_memory_oversubscription of {gpu}": of_gpus[gpu] for gpu in sorted(of_gpus)}
+        for name, factor in said.items():
+            if factor > 1 and not self.suspend.swap_mib:
+                raise ValueError(
+                    f"[suspend] {name} is {factor:g}, and there is no host memory for what is not "
+                    "on the GPU: set [suspend] swap_mib"
+                )
+            if factor > 1 and not self.throttle.enable_computation_throttle:
+                raise ValueError(
+                    f"[suspend] {name} is {factor:g}, and nobody says whose memory is on the GPU: "
+                    "set [throttle] enable_computation_throttle = true"
+                )
         return self
 
     @model_validator(mode="after")
@@ -351,6 +354,10 @@ class ServerConfig(BaseModel):
         if not self.throttle.enable_computation_throttle or not self.suspend.swap_mib:
             return 1.0
         return self.suspend.memory_oversubscription or 0.0
+
+    def memory_factor_of(self, gpu_uuid: str) -> float:
+        """How often a GPU's memory may be promised; 0: as that of all of them."""
+        return self.suspend.gpu_memory_oversubscription.get(gpu_uuid, 0.0)
 
     @model_validator(mode="after")
     def _one_data_address(self) -> ServerConfig:

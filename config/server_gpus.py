@@ -75,6 +75,20 @@ class HealthSection(Section):
     )
 
 
+def _factors(value: object) -> object:
+    return pairs(value, "names a GPU twice") if isinstance(value, str) else value
+
+
+FactorsSetting = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=64)],
+        Annotated[float, Field(ge=1.0, le=MOST_MEMORY_FACTOR)],
+    ],
+    Field(max_length=64),
+    BeforeValidator(_factors),
+]
+
+
 class SuspendSection(Section):
     """[suspend]: sessions that stand still while their memory is the host's."""
 
@@ -101,6 +115,11 @@ class SuspendSection(Section):
         le=MOST_MEMORY_FACTOR,
         description="how often each GPU's memory may be promised, as far as swap_mib takes what is "
         "beyond; 1.0: once (empty: as [pool] of the controller says)",
+    )
+    gpu_memory_oversubscription: FactorsSetting = Field(
+        default_factory=dict,
+        description="the same of single GPUs: UUID = factor pairs with commas, such as "
+        "GPU-1a = 1.5, GPU-2b = 1",
     )
     idle_seconds: float = Field(
         10.0,

@@ -114,6 +114,15 @@ class Server:
         await self._gpus.find(self._run)
         if self._residency:
             self._residency.tell_everything()
+        unknown = {*self._config.suspend.gpu_memory_oversubscription} - {
+            gpu.uuid for gpu in self._gpus.gpus
+        }
+        if unknown:
+            log.warning(
+                "[suspend] gpu_memory_oversubscription names %s, and no such GPU is here: `sluice "
+                "gpu list` has their UUIDs",
+                ", ".join(sorted(unknown)),
+            )
         self._run(self._gpus.health.run())
         if self._turns:
             await self._turns.found(ARBITER_SECONDS)

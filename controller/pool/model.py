@@ -170,6 +170,7 @@ class Gpu:
     native_problem: str = ""  # why it cannot be given whole to a VM; empty: it can
     held: str = ""  # why nothing new is placed on it for now; what runs goes on
     note: str = ""  # what an operator should know; it is given out all the same
+    memory_oversubscription: float = 0.0  # how often it may be promised; 0: as its node says
 
     @property
     def key(self) -> GpuKey:

@@ -32,7 +32,7 @@ PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
 def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
-    """A GPU as its node reports it."""
+    """A GPU as its node reports it; a factor that makes no sense has its memory promised once."""
     return model.Gpu(
         node=node,
         uuid=message.uuid,
@@ -49,6 +49,7 @@ def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
         native_problem=message.native_problem,
         held=message.held,
         note=message.note,
+        memory_oversubscription=_factor(message.memory_oversubscription),
     )
 
 
@@ -68,9 +69,11 @@ def factor_of(inventory: rpc.Inventory) -> float:
 
     One that cannot move it, or says nonsense, has each promised once.
     """
-    said = inventory.memory_oversubscription
-    known = said == 0.0 or 1.0 <= said <= MOST_MEMORY_FACTOR
-    return said if inventory.moves_memory and known else 1.0
+    return _factor(inventory.memory_oversubscription) if inventory.moves_memory else 1.0
+
+
+def _factor(said: float) -> float:
+    return said if said == 0.0 or 1.0 <= said <= MOST_MEMORY_FACTOR else 1.0
 
 
 def memory_of(message: rpc.GrantMemory) -> GrantMemory:

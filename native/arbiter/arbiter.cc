@@ -110,6 +110,36 @@ bool Arbiter::share(const std::string& tenant, uint32_t percent, bool capped, Na
   return true;
 }
 
+void Arbiter::hold(const std::string& tenant, Nanoseconds lasts, Nanoseconds now) {
+  const auto found = ids_.find(tenant);
+  if (found == ids_.end()) return still_.push_back(tenant);
+  Tenant& t = tenants_.at(found->second);
+  t.held_until = now + lasts;
+  t.still = false;
+  schedule_.hold(found->second, now);
+}
+
+void Arbiter::go_on(const std::string& tenant) {
+  const auto found = ids_.find(tenant);
+  if (found == ids_.end()) return;
+  tenants_.at(found->second).held_until = 0;
+  schedule_.go_on(found->second);
+}
+
+// After the schedule's step: who has given its turn back has drained.
+void Arbiter::look_held(Nanoseconds now, Nanoseconds* next) {
+  for (auto& [id, t] : tenants_) {
+    if (t.held_until == 0) continue;
+    if (now >= t.held_until) {
+      go_on(t.name);
+      *next = std::min(*next, now + 1);
+      continue;
+    }
+    *next = std::min(*next, t.held_until);
+    if (!schedule_.holds(id) && !std::exchange(t.still, true)) still_.push_back(t.name);
+  }
+}
+
 std::map<std::string, TenantFigures> Arbiter::figures(Nanoseconds now) const {
   std::map<std::string, TenantFigures> all;
   for (const auto& [name, id] : ids_) all[name] = schedule_.figures(id, now);
@@ -182,7 +212,8 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
   }
   if (!open) {
     // Alone, it is given its pages again, unless that turn was over before it was left alone.
-    if ((schedule_.alone(id) && !tenant.called_back) || schedule_.runs_together(id)) return;
+    const bool alone = schedule_.alone(id) && !schedule_.is_held(id);
+    if ((alone && !tenant.called_back) || schedule_.runs_together(id)) return;
     schedule_.gives_back(id, wants, now);
     tenant.called_back = 0;
     return end_cut(tenant);
@@ -192,7 +223,8 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
 
 void Arbiter::publish(uint32_t id, Tenant& tenant, Nanoseconds now) {
   if (!schedule_.holds(id) || tenant.called_back) return;
-  const bool alone = schedule_.alone(id), together = schedule_.runs_together(id);
+  const bool alone = schedule_.alone(id) && !schedule_.is_held(id);
+  const bool together = schedule_.runs_together(id);
   // Who is left alone in a turn that had an end has one without.
   const int64_t until = alone                      ? kAlone
                         : together                 ? kTogether
@@ -226,15 +258,16 @@ Nanoseconds Arbiter::look(Nanoseconds now) {
   const Decision decision = schedule_.step(now);
   apply(decision, now);
   for (const uint32_t id : decision.call_back) help(id, tenants_.at(id), now, &next);
-  bool divided = false;
-  for (auto& [id, tenant] : tenants_) {
-    publish(id, tenant, now);
-    divided |= !schedule_.alone(id);
-  }
+  // The beat first: who learns that others have a share, or that it is held, finds that we live.
+  const bool divided = std::ranges::any_of(tenants_, [this](const auto& each) {
+    return !schedule_.alone(each.first) || schedule_.is_held(each.first);
+  });
   if (divided) {
     next = std::min(next, now + kBeatNs);
     for (auto& [name, m] : members_) m.page->beat.store(now, std::memory_order_relaxed);
   }
+  for (auto& [id, tenant] : tenants_) publish(id, tenant, now);
+  look_held(now, &next);
   return std::min(next, decision.look_again);
 }
 

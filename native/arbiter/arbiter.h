@@ -56,6 +56,12 @@ class Arbiter {
   void leave(const std::string& member, Nanoseconds now);
   bool share(const std::string& tenant, uint32_t percent, bool capped, Nanoseconds now);
   void set_period(Nanoseconds period) { schedule_.set_period(period); }
+  // The tenant comes to a consistent cut (gang.cc) and has no turn, until it may go on or for so
+  // long. Of one that is not there nothing is held.
+  void hold(const std::string& tenant, Nanoseconds lasts, Nanoseconds now);
+  void go_on(const std::string& tenant);
+  // Who is held and has nothing under way any more; each is told once.
+  std::vector<std::string> take_still() { return std::exchange(still_, {}); }
   // Whether tenants that do not fill a GPU together may run at once on it.
   void allow_together(bool allowed) { together_allowed_ = allowed; }
 
@@ -64,11 +70,12 @@ class Arbiter {
 
   // Memory (memory.cc): how much of a GPU's there is for tenants, and who is idle. What the server
   // says of a tenant that it was told to move, or that it found: so much of it is out, by GPU. With
-  // a reason: it could not be moved.
-  bool set_memory(const std::string& gpu, uint64_t bytes, std::string* error);
+  // a reason: it could not be moved; `missing`: so much less was free than it needed to come in.
+  bool set_memory(const std::string& gpu, uint64_t bytes, uint64_t margin, std::string* error);
   void set_idle(Nanoseconds idle) { residency_.set_idle(idle); }
   void memory_moved(const std::string& tenant, const std::map<std::string, uint64_t>& out,
-                    const std::string& why_not, Nanoseconds now);
+                    const std::string& why_not, const std::map<std::string, uint64_t>& missing,
+                    Nanoseconds now);
   // What the last look found is to be moved; each is told once.
   std::vector<MemoryOrder> take_memory_orders() { return std::exchange(memory_orders_, {}); }
   std::map<std::string, MemoryFigures> memory_figures(Nanoseconds now) const;
@@ -105,7 +112,9 @@ class Arbiter {
     Nanoseconds called_back = 0;  // when its turn was over; 0: it is not
     // From when on its members are helped again to end it, and until when they are.
     Nanoseconds help_again = 0, help_until = 0;
-    Nanoseconds cut_again = 0;  // from when on its cut is drawn anew
+    Nanoseconds cut_again = 0;   // from when on its cut is drawn anew
+    Nanoseconds held_until = 0;  // 0: it is not held
+    bool still = false;          // that was told
     uint32_t priority = 0, percent = 100;
     bool away = false;
     bool lags = false;  // a member has issued less than others, as the last cut found
@@ -137,6 +146,7 @@ class Arbiter {
   void see_memory(uint32_t id, Tenant& tenant, Nanoseconds now);
   ByGpu<MemoryUse> memory_of(Member& m) const;
   static void grant_memory(Member& m);
+  void look_held(Nanoseconds now, Nanoseconds* next);
   void publish(uint32_t id, Tenant& tenant, Nanoseconds now);
   void apply(const Decision& decision, Nanoseconds now);
   void give(Member& m, int64_t until, Nanoseconds now);
@@ -145,12 +155,14 @@ class Arbiter {
   void charge(Member& m);
 
   uint32_t number_of(const std::string& gpu);
+  ByGpu<uint64_t> by_number(const std::map<std::string, uint64_t>& bytes);
 
   Schedule schedule_;
   Residency residency_;
   Nanoseconds memory_at_ = 0;  // when it is looked at next, if nobody calls
   bool memory_changed_ = false;
   std::vector<MemoryOrder> memory_orders_;
+  std::vector<std::string> still_;
   const TogetherSettings together_settings_;
   bool together_allowed_ = true;
   std::vector<std::string> gpus_;   // by the number of their bit

@@ -26,10 +26,18 @@ uint32_t Arbiter::number_of(const std::string& gpu) {
   return static_cast<uint32_t>(std::ranges::find(gpus_, gpu) - gpus_.begin());
 }
 
-bool Arbiter::set_memory(const std::string& gpu, uint64_t bytes, std::string* error) {
+ByGpu<uint64_t> Arbiter::by_number(const std::map<std::string, uint64_t>& bytes) {
+  ByGpu<uint64_t> found;
+  for (const auto& [gpu, n] : bytes)
+    if (const uint32_t number = number_of(gpu); number < gpus_.size()) found[number] += n;
+  return found;
+}
+
+bool Arbiter::set_memory(const std::string& gpu, uint64_t bytes, uint64_t margin,
+                         std::string* error) {
   uint64_t bits = 0;
   if (!gpu_bits({gpu}, &bits, error)) return false;
-  residency_.set_gpu(number_of(gpu), bytes);
+  residency_.set_gpu(number_of(gpu), bytes, margin);
   memory_changed_ = true;
   return true;
 }
@@ -80,14 +88,12 @@ void Arbiter::claim_again(uint32_t id, const Tenant& tenant, Nanoseconds now) {
 }
 
 void Arbiter::memory_moved(const std::string& tenant, const std::map<std::string, uint64_t>& out,
-                           const std::string& why_not, Nanoseconds now) {
+                           const std::string& why_not,
+                           const std::map<std::string, uint64_t>& missing, Nanoseconds now) {
   const auto found = ids_.find(tenant);
   if (found == ids_.end()) return;
-  ByGpu<uint64_t> by_number;
-  for (const auto& [gpu, bytes] : out)
-    if (const uint32_t number = number_of(gpu); number < gpus_.size()) by_number[number] += bytes;
   see_memory(found->second, tenants_.at(found->second), now);
-  residency_.moved(found->second, by_number, why_not, now);
+  residency_.moved(found->second, by_number(out), why_not, by_number(missing), now);
   memory_changed_ = true;
 }
 

@@ -72,13 +72,15 @@ void Residency::claim(uint32_t tenant, const MemoryClaim& claim, Nanoseconds now
   count_promises();
 }
 
-void Residency::set_gpu(uint32_t gpu, uint64_t bytes) {
+void Residency::set_gpu(uint32_t gpu, uint64_t bytes, uint64_t margin) {
   gpus_[gpu] = bytes;
+  margins_[gpu] = margin;
   count_promises();
 }
 
 void Residency::remove(uint32_t tenant) {
   tenants_.erase(tenant);
+  for (auto& [id, t] : tenants_) t.besides.clear();  // it may have had what was not counted
   count_promises();
 }
 
@@ -102,13 +104,31 @@ void Residency::found(uint32_t tenant, const ByGpu<uint64_t>& out, Nanoseconds n
   t.going.clear();
   t.out = is_out ? out : ByGpu<uint64_t>{};
   // What it was allowed to take when it was to come in, it is not any more.
-  if (is_out)
+  if (is_out) {
     for (auto& [gpu, use] : t.uses) use.room = std::min(use.room, use.taken);
+    t.stays_until = 0;
+  }
   t.state = is_out ? State::kOut : State::kIn;
 }
 
+// What a worker says is missing makes more room for itself alone, which it could also have asked
+// for. Twice as much each time, as what is free may be in pieces that are too small.
+bool Residency::needs_besides(Tenant& t, const ByGpu<uint64_t>& missing, Nanoseconds now) {
+  bool more = false;
+  for (const auto& [gpu, bytes] : missing) {
+    if (bytes == 0) continue;
+    uint64_t& besides = t.besides[gpu];
+    const uint64_t before = besides;
+    const uint64_t most = at(t.claim.promised, gpu);
+    besides = std::min(before + std::min(std::max(before, bytes), most), most);
+    more |= besides > before;
+  }
+  if (more) t.besides_until = now + settings_.again;
+  return more;
+}
+
 void Residency::moved(uint32_t tenant, const ByGpu<uint64_t>& out, const std::string& why_not,
-                      Nanoseconds now) {
+                      const ByGpu<uint64_t>& missing, Nanoseconds now) {
   const auto known = tenants_.find(tenant);
   if (known == tenants_.end()) return;
   Tenant& t = known->second;
@@ -116,11 +136,13 @@ void Residency::moved(uint32_t tenant, const ByGpu<uint64_t>& out, const std::st
   const ByGpu<uint64_t> going = t.going;
   found(tenant, out, now);
   t.stuck.clear();
+  t.retries = false;
   if (!why_not.empty()) {
-    t.not_before = now + settings_.again;
+    t.retries = was_coming && needs_besides(t, missing, now);
+    t.not_before = now + (t.retries ? settings_.retry : settings_.again);
     if (was_coming) t.figures.why = why_not;
     refusal_ = why_not;
-    refused_until_ = t.not_before;
+    refused_until_ = now + settings_.again;
     return;
   }
   if (was_going || was_coming) ++t.figures.moves;
@@ -181,19 +203,27 @@ bool Residency::may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bo
   return t.claim.priority <= other.claim.priority && (t.lacks() || now >= t.stays_until);
 }
 
-ByGpu<uint64_t> Residency::shortage(const Tenant& t, bool soon) const {
+ByGpu<uint64_t> Residency::shortage(const Tenant& t, bool soon, bool all) const {
   ByGpu<uint64_t> lacks;
   for (const auto& [gpu, use] : t.uses) {
     if (!bounded(gpu)) continue;
     uint64_t taken = wanted(t, gpu) + at(t.claim.fixed, gpu);
+    if (t.is_out()) taken += at(t.besides, gpu);
     for (const auto& [id, other] : tenants_) {
       if (&other == &t) continue;
       const uint64_t goes = soon && other.state == State::kGoingOut ? at(other.going, gpu) : 0;
       taken += less(held(other, gpu), less(goes, at(other.out, gpu)));
     }
-    if (taken > gpus_.at(gpu)) lacks[gpu] = taken - gpus_.at(gpu);
+    const uint64_t there = less(gpus_.at(gpu), all ? 0 : at(margins_, gpu));
+    if (taken > there) lacks[gpu] = taken - there;
   }
   return lacks;
+}
+
+// It could never have what is promised, were the margin left free.
+bool Residency::needs_all(uint32_t id, Nanoseconds now) const {
+  const ByGpu<uint64_t> lacks = shortage(tenants_.at(id), true, false);
+  return !lacks.empty() && victims(id, lacks, now, true).empty();
 }
 
 std::map<uint32_t, ByGpu<uint64_t>> Residency::victims(uint32_t id, const ByGpu<uint64_t>& lacks,
@@ -223,16 +253,24 @@ std::map<uint32_t, ByGpu<uint64_t>> Residency::victims(uint32_t id, const ByGpu<
   return chosen;
 }
 
-// Of those that lack memory: higher priority first, then who has waited longest.
-std::vector<uint32_t> Residency::in_order() const {
-  std::vector<uint32_t> order;
+bool Residency::finds_room(uint32_t id, Nanoseconds now) const {
+  const ByGpu<uint64_t> lacks = shortage(tenants_.at(id), true, false);
+  return lacks.empty() || !victims(id, lacks, now, false).empty();
+}
+
+// Of those that lack memory: higher priority first, then who has come in and needs a little more
+// in his stay, then who has waited longest. Were it by waiting alone, all that one has would go out
+// and come in again for each little that he takes, as a program does at its beginning.
+std::vector<uint32_t> Residency::in_order(Nanoseconds now) const {
+  std::vector<std::tuple<uint32_t, bool, Nanoseconds, uint32_t>> order;
   for (const auto& [id, t] : tenants_)
-    if (t.lacks()) order.push_back(id);
-  std::ranges::sort(order, {}, [&](uint32_t id) {
-    const Tenant& t = tenants_.at(id);
-    return std::tuple(~t.claim.priority, t.waits_since, id);
-  });
-  return order;
+    if (t.lacks())
+      order.emplace_back(~t.claim.priority, !(t.stays(now) && finds_room(id, now)), t.waits_since,
+                         id);
+  std::ranges::sort(order);
+  std::vector<uint32_t> ids;
+  for (const auto& each : order) ids.push_back(std::get<3>(each));
+  return ids;
 }
 
 void Residency::grant(Tenant& t) {
@@ -253,7 +291,9 @@ void Residency::stay(uint32_t id, Nanoseconds now) {
       least = std::min(least, other.claim.percent);
   const Nanoseconds took = now - std::exchange(t.moving_for, 0);
   const Nanoseconds stays = settings_.stay * took * t.claim.percent / std::max(least, 1u);
-  t.stays_until = now + std::min(stays, settings_.longest_stay);
+  // What is moved for it in its stay makes that longer, as far as a stay may last.
+  if (!t.stays(now)) t.stay_began = t.stays_until = now;
+  t.stays_until = std::min(t.stays_until + stays, t.stay_began + settings_.longest_stay);
 }
 
 void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves, Nanoseconds now) {
@@ -261,14 +301,18 @@ void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves
   const auto close = [&] {
     for (const auto& [gpu, use] : t.uses) (*closed)[gpu] = true;
   };
-  if (now < t.not_before && t.is_out()) return;  // it says why
+  if (now < t.not_before && t.is_out()) {
+    if (t.retries) close();
+    return;  // it says why
+  }
   t.figures.why = now < refused_until_ ? refusal_ : kLater;
   // While nobody moves for it, it only waits: that does not make its stay longer.
   if (std::ranges::any_of(t.uses, [&](const auto& use) { return closed->contains(use.first); })) {
     t.moving_for = 0;
     return;
   }
-  if (shortage(t, false).empty()) {
+  const bool all = needs_all(id, now);
+  if (shortage(t, false, all).empty()) {
     if (t.moving_for == 0) t.moving_for = now;
     if (t.is_out()) {
       moves->push_back({id, false, {}});
@@ -280,15 +324,17 @@ void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves
     grant(t);
     return stay(id, now);
   }
-  const ByGpu<uint64_t> lacks = shortage(t, true);
+  const ByGpu<uint64_t> lacks = shortage(t, true, all);
   if (!lacks.empty()) {
     const auto going = victims(id, lacks, now, false);
     if (going.empty()) {
       t.moving_for = 0;
-      if (victims(id, lacks, now, true).empty())
-        t.figures.why = kNever;  // nobody has to wait for it
-      else
+      if (!victims(id, lacks, now, true).empty())
         close();
+      else if (now >= t.besides_until && !t.besides.empty())
+        t.besides.clear();  // what it found missing may be there by now
+      else
+        t.figures.why = kNever;  // nobody has to wait for it
       return;
     }
     for (const auto& [each, bytes] : going) {
@@ -306,7 +352,7 @@ void Residency::serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves
 std::vector<Move> Residency::step(Nanoseconds now) {
   std::vector<Move> moves;
   ByGpu<bool> closed;
-  for (const uint32_t id : in_order())
+  for (const uint32_t id : in_order(now))
     if (tenants_.at(id).lacks()) serve(id, &closed, &moves, now);  // it may have been a victim
   next_look_ = kForever;
   for (const auto& [id, t] : tenants_) {

@@ -21,9 +21,10 @@
 namespace sluice::arbiter {
 
 struct ResidencySettings {
-  Nanoseconds idle = 10'000'000'000;      // who has had no work for so long gives way to anybody
-  Nanoseconds again = 5'000'000'000;      // who could not be moved is left alone for so long
-  Nanoseconds look = 50'000'000;          // while somebody waits
+  Nanoseconds idle = 10'000'000'000;  // who has had no work for so long gives way to anybody
+  Nanoseconds again = 5'000'000'000;  // who could not be moved is left alone for so long
+  Nanoseconds retry = 50'000'000;     // who found less room than was counted, while more is made
+  Nanoseconds look = 50'000'000;      // while somebody waits
   Nanoseconds look_idle = 1'000'000'000;  // while nobody does: who works, and who does not
   Nanoseconds stay = 9;                   // times what it took to bring somebody in, and at most:
   Nanoseconds longest_stay = 60'000'000'000;
@@ -65,17 +66,19 @@ class Residency {
   explicit Residency(const ResidencySettings& settings = {}) : settings_(settings) {}
 
   void set_idle(Nanoseconds idle) { settings_.idle = idle; }
-  // How much there is for tenants. A GPU of which nobody has said it has no bound.
-  void set_gpu(uint32_t gpu, uint64_t bytes);
+  // How much there is for tenants, and how much of that is left free where more is promised, as
+  // long as nobody has to wait for ever for it. A GPU of which nobody has said it has no bound.
+  void set_gpu(uint32_t gpu, uint64_t bytes, uint64_t margin = 0);
 
   // One that is not there yet begins, on its GPUs.
   void claim(uint32_t tenant, const MemoryClaim& claim, Nanoseconds now);
   void remove(uint32_t tenant);
   // What the server finds: so much of it is out (nothing: it is in), and nothing is under way.
   void found(uint32_t tenant, const ByGpu<uint64_t>& out, Nanoseconds now);
-  // The same after a move that it was told of. With a reason: it could not be moved.
+  // The same after a move that it was told of. With a reason: it could not be moved; `missing`: so
+  // much less was free on a GPU than what is counted says, and than it needed to come in.
   void moved(uint32_t tenant, const ByGpu<uint64_t>& out, const std::string& why_not,
-             Nanoseconds now);
+             const ByGpu<uint64_t>& missing, Nanoseconds now);
 
   // As its workers' pages are at a look. `waits`: a command of it waits for memory; `works`: it has
   // done or begun something since the last look.
@@ -99,17 +102,23 @@ class Residency {
     State state = State::kIn;
     bool waits = false;
     ByGpu<MemoryUse> uses;
-    ByGpu<uint64_t> out;        // in host memory
-    ByGpu<uint64_t> going;      // that it was told to move out
-    ByGpu<uint64_t> stuck;      // what did not move when all was to
+    ByGpu<uint64_t> out;    // in host memory
+    ByGpu<uint64_t> going;  // that it was told to move out
+    ByGpu<uint64_t> stuck;  // what did not move when all was to
+    // Room that it needs besides, as was found when it was to come in: others take more than is
+    // counted. Until then at least, where nobody can make it.
+    ByGpu<uint64_t> besides;
+    Nanoseconds besides_until = 0;
+    bool retries = false;       // that room is being made, and nobody else comes in meanwhile
     Nanoseconds active_at = 0;  // when it last had work
     Nanoseconds waits_since = 0;
     Nanoseconds since = 0;       // up to when its waiting is counted
     Nanoseconds moving_for = 0;  // since when room is made for it; 0: none is
-    Nanoseconds stays_until = 0, not_before = 0;
+    Nanoseconds stay_began = 0, stays_until = 0, not_before = 0;
     MemoryFigures figures;
     bool moves() const { return state == State::kGoingOut || state == State::kComingIn; }
     bool is_out() const { return state == State::kOut; }
+    bool stays(Nanoseconds now) const { return state == State::kIn && now < stays_until; }
     // It has work and lacks memory.
     bool lacks() const;
   };
@@ -123,18 +132,22 @@ class Residency {
   static void count(Tenant& t, Nanoseconds now);
   bool idle(const Tenant& t, Nanoseconds now) const;
   bool may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bool ever) const;
-  // What it lacks by GPU: where `soon`, what goes out already counts as free.
-  ByGpu<uint64_t> shortage(const Tenant& t, bool soon) const;
+  // What it lacks by GPU: where `soon`, what goes out already counts as free; `all`: what is left
+  // free is there for it, too.
+  ByGpu<uint64_t> shortage(const Tenant& t, bool soon, bool all) const;
+  bool needs_all(uint32_t id, Nanoseconds now) const;
   // Who goes, and how much; empty: it does not suffice.
   std::map<uint32_t, ByGpu<uint64_t>> victims(uint32_t id, const ByGpu<uint64_t>& lacks,
                                               Nanoseconds now, bool ever) const;
-  std::vector<uint32_t> in_order() const;
+  std::vector<uint32_t> in_order(Nanoseconds now) const;
+  bool finds_room(uint32_t id, Nanoseconds now) const;
+  bool needs_besides(Tenant& t, const ByGpu<uint64_t>& missing, Nanoseconds now);
   void serve(uint32_t id, ByGpu<bool>* closed, std::vector<Move>* moves, Nanoseconds now);
   void grant(Tenant& t);
   void stay(uint32_t id, Nanoseconds now);
 
   ResidencySettings settings_;
-  ByGpu<uint64_t> gpus_;
+  ByGpu<uint64_t> gpus_, margins_;
   std::set<uint32_t> bounded_;
   std::map<uint32_t, Tenant> tenants_;
   std::string refusal_;  // why somebody could not be moved, for who waits for that

@@ -58,6 +58,7 @@ double Schedule::least_paid_beside(const Tenant& tenant) const {
 }
 
 bool Schedule::may_run(const Tenant& t) const {
+  if (t.held) return false;
   return !t.tenancy.capped || t.allowance >= static_cast<double>(settings_.least_turn);
 }
 
@@ -183,6 +184,25 @@ void Schedule::end_together(const std::vector<uint32_t>& tenants, Nanoseconds no
   }
 }
 
+// A turn without an end has one, and not at once: what passed a gate that asked nobody is issued by
+// then.
+void Schedule::hold(uint32_t tenant, Nanoseconds now) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return;
+  Tenant& t = found->second;
+  if (!t.held && t.state == State::kHolding && !t.limited) t.until = now + settings_.least_turn;
+  t.held = true;
+}
+
+void Schedule::go_on(uint32_t tenant) {
+  if (const auto found = tenants_.find(tenant); found != tenants_.end()) found->second.held = false;
+}
+
+bool Schedule::is_held(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found != tenants_.end() && found->second.held;
+}
+
 void Schedule::charge(uint32_t tenant, Nanoseconds time) {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return;
@@ -241,13 +261,14 @@ void Schedule::call_back(Nanoseconds now, Decision* decision) {
       t.state = State::kOverdue;
     if (t.state != State::kHolding) continue;
     const bool wanted = wanted_by_others(t);
-    const bool over = (t.tenancy.capped && t.allowance <= 0) || (wanted && now >= t.until) ||
+    const bool over = (t.tenancy.capped && t.allowance <= 0) ||
+                      ((wanted || t.held) && now >= t.until) ||
                       (now >= t.began + settings_.least_turn && wanted_urgently(t));
     if (over) {
       t.state = State::kCalledBack;
       t.until = now;
       decision->call_back.push_back(id);
-    } else if (wanted && !t.limited) {
+    } else if ((wanted || t.held) && !t.limited) {
       t.limited = true;
       decision->limit.push_back({id, t.until});
     }
@@ -309,10 +330,10 @@ Nanoseconds Schedule::next_look(Nanoseconds now) const {
   const auto after = [&](double time) { return now + 1 + static_cast<Nanoseconds>(time); };
   for (const auto& [id, t] : tenants_) {
     if (t.state == State::kCalledBack) next = std::min(next, t.until + settings_.grace);
-    if (t.state == State::kWaiting && !may_run(t))
+    if (t.state == State::kWaiting && !t.held && !may_run(t))
       next = std::min(next, after((least - t.allowance) / t.share()));
     if (t.state != State::kHolding) continue;
-    if (wanted_by_others(t)) next = std::min(next, t.until);
+    if (t.held || wanted_by_others(t)) next = std::min(next, t.until);
     if (wanted_urgently(t)) next = std::min(next, t.began + settings_.least_turn);
     if (t.tenancy.capped && t.share() < 1)
       next = std::min(next, after(t.allowance / (1 - t.share())));

@@ -85,6 +85,11 @@ class Schedule {
   // They do so no more, and are called back by the next step.
   void end_together(const std::vector<uint32_t>& tenants, Nanoseconds now);
 
+  // It has no turn from now on, until it may go on; one that it has is over soon.
+  void hold(uint32_t tenant, Nanoseconds now);
+  void go_on(uint32_t tenant);
+  bool is_held(uint32_t tenant) const;
+
   // From the next turns on.
   void set_period(Nanoseconds period) { settings_.period = period; }
 
@@ -120,6 +125,7 @@ class Schedule {
     Nanoseconds since = 0;             // up to when its time was counted
     Nanoseconds began = 0, until = 0;  // its turn, or when it fell idle
     bool limited = false;              // it knows the end of its turn
+    bool held = false;
     TenantFigures figures;
     double share() const { return tenancy.percent / 100.0; }
     bool has_turn() const { return state >= State::kHolding; }

@@ -166,23 +166,27 @@ void Service::figures(Nanoseconds now) {
 }
 
 void Service::set_memory(process::Message& m) {
-  uint64_t mib = 0;
+  uint64_t mib = 0, margin_mib = 0;
   m.number("memory_mib", &mib);
+  m.number("margin_mib", &margin_mib);
   std::string error;
-  if (!arbiter_.set_memory(m.text("gpu"), mib * kMib, &error))
+  if (!arbiter_.set_memory(m.text("gpu"), mib * kMib, margin_mib * kMib, &error))
     control_.send("error", {{"message", error}});
 }
 
 void Service::memory_moved(process::Message& m, Nanoseconds now) {
-  std::map<std::string, uint64_t> out;
+  std::map<std::string, uint64_t> out, missing;
   uint64_t count = 0;
   m.number("gpus", &count);
   for (size_t n = 0; n < count; ++n) {
-    uint64_t mib = 0;
+    uint64_t mib = 0, missing_mib = 0;
     m.number(key_of("gpu", n, "out_mib"), &mib);
-    out[m.text(key_of("gpu", n, "uuid"))] = mib * kMib;
+    m.number(key_of("gpu", n, "missing_mib"), &missing_mib);
+    const std::string& gpu = m.text(key_of("gpu", n, "uuid"));
+    out[gpu] = mib * kMib;
+    missing[gpu] = missing_mib * kMib;
   }
-  arbiter_.memory_moved(m.text("tenant"), out, m.text("message"), now);
+  arbiter_.memory_moved(m.text("tenant"), out, m.text("message"), missing, now);
 }
 
 // Where there is no server, the next one says where everybody is, and it begins anew.
@@ -228,6 +232,10 @@ void Service::handle(process::Message& m, Nanoseconds now) {
     set_memory(m);
   } else if (m.verb == "memory_moved") {
     memory_moved(m, now);
+  } else if (m.verb == "hold") {
+    m.number("for_ms", &number);
+    const auto lasts = static_cast<Nanoseconds>(number) * 1'000'000;
+    lasts ? arbiter_.hold(m.text("tenant"), lasts, now) : arbiter_.go_on(m.text("tenant"));
   } else if (m.verb == "figures") {
     figures(now);
   }
@@ -296,6 +304,8 @@ int Service::run() {
   for (;;) {
     const Nanoseconds next = arbiter_.look(now_ns());
     order_memory();
+    for (const std::string& tenant : arbiter_.take_still())
+      control_.send("still", {{"tenant", tenant}});
     wait(std::min(next, listen_again(now_ns())));
     process::log_settle();
   }

@@ -15,7 +15,7 @@ Seen Arbiter::seen(uint32_t id, const Tenant& tenant, Nanoseconds now) const {
   s.tenant = id;
   s.percent = tenancy.percent;
   s.members = static_cast<uint32_t>(tenant.members.size());
-  s.fit = !tenancy.capped && std::has_single_bit(tenancy.gpus);
+  s.fit = !tenancy.capped && std::has_single_bit(tenancy.gpus) && !schedule_.is_held(id);
   s.waits = schedule_.waits(id);
   s.holds = schedule_.holds(id);
   s.held = schedule_.figures(id, now).held;

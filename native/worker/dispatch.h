@@ -26,7 +26,7 @@ struct Handler {
   // Whether what it would wait for has happened already, as far as that can be told at once.
   bool (*done)(Session&, const Command&) = nullptr;
   // How much memory of which vGPU it takes, if all is well with it: it waits until it may.
-  uint64_t (*takes)(const Command&, uint32_t* device) = nullptr;
+  uint64_t (*takes)(Session&, const Command&, uint32_t* device) = nullptr;
 };
 
 using DispatchTable = std::array<Handler, 4096>;

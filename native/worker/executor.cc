@@ -28,6 +28,9 @@ constexpr uint64_t kPauseNs = 10'000;
 // Nobody has taken a command for so long while the GPU worked: all may be waiting for it.
 constexpr uint64_t kStandingNs = 1'000'000'000;
 constexpr uint64_t kStopLookNs = 200'000;  // between two looks at whether commands are done
+// How long one that takes memory waits for a GPU to have what is counted as free there, and between
+// two looks at it.
+constexpr uint64_t kRoomNs = 30'000'000'000, kRoomLookNs = 50'000'000;
 // More than any channel has lanes, each with one command: when all of those wait, one thread still
 // takes what ends their waiting.
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
@@ -181,7 +184,7 @@ bool Executor::more_comes() {
   do {
     if (!endpoint_.empty()) return true;
     channel::cpu_relax();
-  } while (now_ns() < merger_->held_until() && !stopped_.load(std::memory_order_relaxed));
+  } while (now_ns() < merger_->held_until() && !session_.cut.closed());
   return !endpoint_.empty();
 }
 
@@ -207,15 +210,16 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   if (wants_answer && !take_lane(command.header.lane)) return false;
   // Counted before it is looked whether it may begin: stop() counts the other way round.
   session_.figures.commands.fetch_add(1, std::memory_order_seq_cst);
+  Cut::begun();
   MemoryAllowance* const room = session_.turns ? &session_.turns->memory() : nullptr;
   if (room) room->begin();
   if (merger_) {
-    const bool alone = stopped_.load(std::memory_order_seq_cst) || session_.captures.any();
+    const bool alone = session_.cut.closed() || session_.captures.any();
     const bool taken = merger_->take(command, alone);
     if (over_) return false;
     if (taken) return true;
   }
-  if (stopped_.load(std::memory_order_seq_cst)) stand_back(room, false);
+  if (session_.cut.closed()) stand_back(room, false);
   if (room && h->takes) wait_for_room(command, *h);
   // Before others may lead.
   const uint32_t call = std::exchange(session_.marked_call, 0);
@@ -232,12 +236,11 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     if (endpoint_.unannounced()) endpoint_.wake_one();
   }
   if (call == 0) {
-    h->run(session_, command, reply);
+    run_handler(command, *h, reply);
   } else {
     const NodeCupti::Noted noted(call);
-    h->run(session_, command, reply);
+    run_handler(command, *h, reply);
   }
-  if (room && h->takes) room->asked();
   if (session_.rejected()) {
     end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
     return false;
@@ -246,45 +249,80 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   return true;
 }
 
-// What begins is counted as running before it is looked whether it may: stop() looks the other way
-// round, so one of the two sees what the other did.
-void Executor::stand_back(MemoryAllowance* room, bool asks) {
+void Executor::stand_back(MemoryAllowance* room, bool asks, uint64_t until_ns) {
+  Cut& cut = session_.cut;
   do {
-    held_back_.fetch_add(1, std::memory_order_seq_cst);
-    {
-      std::optional<MemoryAllowance::Waiting> waiting;
-      if (room) waiting.emplace(*room);
-      for (;;) {
-        const uint32_t changes = room ? room->changes() : 0;
-        if (stopped_.load(std::memory_order_seq_cst))
-          channel::futex_wait(stopped_, 1);
-        else if (asks && !room->may_take())
-          room->wait(changes);
-        else
-          break;
-      }
+    const Cut::KeptBack kept(cut);
+    std::optional<MemoryAllowance::Waiting> waiting;
+    if (room) waiting.emplace(*room);
+    for (;;) {
+      const uint32_t changes = room ? room->changes() : 0;
+      if (cut.closed())
+        cut.wait_until_open();
+      else if (asks && !room->may_take() && now_ns() < until_ns)
+        room->wait(changes);
+      else
+        break;
     }
-    held_back_.fetch_sub(1, std::memory_order_seq_cst);
-  } while (stopped_.load(std::memory_order_seq_cst));
+  } while (cut.closed());
 }
 
 void Executor::wait_for_room(const Command& command, const Handler& handler) {
   uint32_t vgpu = 0;
-  const uint64_t bytes = handler.takes(command, &vgpu);
+  const uint64_t bytes = handler.takes(session_, command, &vgpu);
   MemoryAllowance& room = session_.turns->memory();
   room.ask(vgpu, bytes);
   if (!room.may_take()) stand_back(&room, true);
+}
+
+void Executor::run_handler(const Command& command, const Handler& handler, Reply& reply) {
+  handler.run(session_, command, reply);
+  if (!session_.turns || !handler.takes) return;
+  const uint64_t until = now_ns() + kRoomNs;
+  uint64_t besides = 0;
+  while (reply.status == CUDA_ERROR_OUT_OF_MEMORY && !session_.rejected() &&
+         wait_for_more_room(command, handler, until, &besides)) {
+    reply = {};
+    handler.run(session_, command, reply);
+  }
+  session_.turns->memory().asked();
+}
+
+// What is counted leaves room for it, and the GPU has none, as somebody takes what nobody counts.
+// Asks for so much more, twice as much each time, until somebody has gone for it. False: that is
+// not so, or has been tried for long enough.
+bool Executor::wait_for_more_room(const Command& command, const Handler& handler, uint64_t until_ns,
+                                  uint64_t* besides) {
+  uint32_t index = 0;
+  const uint64_t bytes = handler.takes(session_, command, &index);
+  MemoryAllowance& room = session_.turns->memory();
+  size_t free = 0, total = 0;
+  Vgpu* const v = session_.use(index);
+  if (!v || over_ || now_ns() >= until_ns || !room.bounded(index) ||
+      call(session_.driver.cuMemGetInfo_v2, &free, &total) != CUDA_SUCCESS || free >= bytes)
+    return false;
+  *besides = std::min(std::max(2 * *besides, bytes - free), v->memory.bytes());
+  if (!*besides) return false;
+  process::log_info(std::string(handler.name) + ": " + std::to_string(bytes >> 20) +
+                    " MiB are counted as free on the GPU, and " + std::to_string(free >> 20) +
+                    " are; waits for others to go");
+  room.ask(index, bytes + *besides);
+  if (room.may_take())
+    channel::sleep_ns(kRoomLookNs);
+  else
+    stand_back(&room, true, until_ns);
+  return true;
 }
 
 // Every command is counted when it begins and when it is done. What has begun is read last: what
 // came meanwhile makes it look like more, never like less.
 bool Executor::stop(uint64_t until_ns) {
   const auto& figures = session_.figures;
-  stopped_.store(1, std::memory_order_seq_cst);
+  session_.cut.close();
   for (;;) {
-    const uint64_t held_back = held_back_.load(std::memory_order_seq_cst);
+    const uint64_t kept_back = session_.cut.kept_back();
     const uint64_t done = figures.activity.load(std::memory_order_seq_cst);
-    if (held_back + done == figures.commands.load(std::memory_order_seq_cst)) return true;
+    if (kept_back + done == figures.commands.load(std::memory_order_seq_cst)) return true;
     if (over_ || now_ns() >= until_ns) break;
     channel::sleep_ns(kStopLookNs);
   }
@@ -292,10 +330,7 @@ bool Executor::stop(uint64_t until_ns) {
   return false;
 }
 
-void Executor::go_on() {
-  stopped_.store(0, std::memory_order_seq_cst);
-  channel::futex_wake(stopped_, 1 << 20);
-}
+void Executor::go_on() { session_.cut.open(); }
 
 bool Executor::take_lane(uint16_t lane) {
   if (lane >= endpoint_.lane_count()) {
@@ -376,6 +411,7 @@ void Executor::replayed(size_t commands, CUresult status) {
 
 void Executor::count_done() {
   session_.figures.activity.fetch_add(1, std::memory_order_seq_cst);
+  Cut::done();
   if (session_.turns) session_.turns->memory().end();
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
     watch_word_.fetch_add(1);

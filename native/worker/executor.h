@@ -40,10 +40,15 @@ class Executor {
  private:
   void thread_main();
   void lead(std::byte* frame);
-  // While the session is stopped, or until it may take the memory that it has asked for.
-  void stand_back(MemoryAllowance* room, bool asks);
+  // While the session is stopped, or until it may take the memory that it has asked for, if that is
+  // before `until_ns`.
+  void stand_back(MemoryAllowance* room, bool asks, uint64_t until_ns = ~0ull);
   // It has what it asked for, or asks for nothing.
   void wait_for_room(const Command& command, const Handler& handler);
+  // Runs it; again, once others have made room, where the GPU has less than is counted.
+  void run_handler(const Command& command, const Handler& handler, Reply& reply);
+  bool wait_for_more_room(const Command& command, const Handler& handler, uint64_t until_ns,
+                          uint64_t* besides);
   // False: the session is over.
   bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
   // Whether another command comes before what is held has waited long enough.
@@ -73,8 +78,6 @@ class Executor {
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};
-  std::atomic<uint32_t> stopped_{0};    // 1: no command begins; a futex
-  std::atomic<uint64_t> held_back_{0};  // commands that wait for that to end
   std::atomic<uint32_t> watch_word_{0};
   std::atomic<bool> watching_{false};
   // Which lanes have a command under way: the client may use one again when it has the answer.

@@ -64,6 +64,7 @@ Gate::Passage Gate::pass(CUstream stream, const Work& work) {
     if (held_.load(std::memory_order_relaxed)) wait_while_held();
     if (!turns_ || turns_->free()) break;
     if (Passage passage; pass_in_turn(stream, work, &passage)) return passage;
+    if (cut_ && t_entered == 0) cut_->stand_back();  // and wants no turn meanwhile
   }
   if (until_mark_.load(std::memory_order_relaxed) == 0 || !open_.load(std::memory_order_relaxed)) {
     std::lock_guard lock(mutex_);
@@ -232,6 +233,17 @@ void Gate::begin_interval(CUstream stream) {
   if (begin_ && busy_since_ == 0) busy_since_ = begun_at_;
 }
 
+// False: the session stands still, and this thread has been counted as kept back, turn or not.
+bool Gate::wait_for_turn() {
+  if (!cut_) return turns_->wait_for_turn(), true;
+  if (cut_->closed()) return false;
+  {
+    const Cut::KeptBack kept(*cut_);
+    turns_->wait_for_turn();
+  }
+  return !cut_->closed();
+}
+
 bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
   const TurnKeeper::Waiting waiting(*turns_);
   std::unique_lock lock(mutex_);
@@ -249,7 +261,7 @@ bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
       // What this would launch may be what the rest waits for.
       if (turns_->stuck_since() && is_clean(stream)) break;
       lock.unlock();
-      turns_->wait_for_turn();
+      if (!wait_for_turn()) return false;
     } else if (!behind && !may_begin(turn.number, turn.until, takes, now)) {
       lock.unlock();
       turns_->end_turn(turn.number);

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "worker/cut.h"
 #include "worker/driver.h"
 
 namespace sluice::worker {
@@ -29,9 +30,11 @@ class TurnKeeper;
 
 class Gate {
  public:
-  // Not in a turn: `turns` is null. `context` is the GPU's.
-  explicit Gate(const Driver& driver, CUcontext context = nullptr, TurnKeeper* turns = nullptr)
-      : driver_(driver), context_(context), turns_(turns) {}
+  // Not in a turn: `turns` is null. `context` is the GPU's. Who waits for a turn stands back at
+  // `cut`.
+  explicit Gate(const Driver& driver, CUcontext context = nullptr, TurnKeeper* turns = nullptr,
+                Cut* cut = nullptr)
+      : driver_(driver), context_(context), turns_(turns), cut_(cut) {}
 
   // What is about to be issued: `kind` is equal for what likely takes as long, and `launches` how
   // many it stands for. A collective takes as long as its peers do: what it took before says
@@ -143,10 +146,11 @@ class Gate {
   void wait_while_held();
   CUresult issued(CUstream stream, uint32_t launches);
   void begin_batch(CUstream stream);
-  // False: it is to be tried anew, as turns ended or the gate is held.
+  // False: it is to be tried anew, as turns ended, the gate is held or the session stands still.
   bool pass_in_turn(CUstream stream, const Work& work, Passage* passage);
   CUresult issued_in_turn(CUstream stream, const Work& work);
   void not_issued();
+  bool wait_for_turn();
 
   // What follows is under the mutex.
   bool may_begin(uint32_t turn, int64_t until, float takes, int64_t now);
@@ -174,6 +178,7 @@ class Gate {
   const Driver& driver_;
   const CUcontext context_;
   TurnKeeper* const turns_;
+  Cut* const cut_;
   std::atomic<bool> held_{false};
   std::mutex held_mutex_;  // of released_ alone: release() waits for nobody who waits for the GPU
   std::condition_variable released_;

@@ -95,7 +95,7 @@ void map(Session& s, const Command& c, Reply& reply) {
   v->memory.take(MemoryUse::kClient, m.bytes);
 }
 
-uint64_t mapped(const Command& c, uint32_t* device) {
+uint64_t mapped(Session&, const Command& c, uint32_t* device) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::MemoryMap>();
   *device = m.device;

@@ -15,9 +15,17 @@ void MemoryAllowance::ask(uint32_t vgpu, uint64_t bytes) {
   words_.asked.store(bytes, kOrdered);
 }
 
+bool MemoryAllowance::bounded(uint32_t vgpu) const {
+  return vgpu < arbiter::kMemoryPlaces && words_.bounded.load(kOrdered) & 1u << vgpu;
+}
+
+bool MemoryAllowance::over(uint32_t vgpu) const {
+  return bounded(vgpu) && words_.taken[vgpu].load(kOrdered) > words_.room[vgpu].load(kOrdered);
+}
+
 bool MemoryAllowance::may_take() const {
   const uint32_t vgpu = words_.asked_of.load(kOrdered);
-  if (vgpu >= arbiter::kMemoryPlaces || !(words_.bounded.load(kOrdered) & 1u << vgpu)) return true;
+  if (!bounded(vgpu)) return true;
   return words_.taken[vgpu].load(kOrdered) + words_.asked.load(kOrdered) <=
          words_.room[vgpu].load(kOrdered);
 }

@@ -33,6 +33,10 @@ class MemoryAllowance {
   // About to take so much; then may_take() says whether it may. By one thread at a time.
   void ask(uint32_t vgpu, uint64_t bytes);
   bool may_take() const;
+  // Whether it is asked for what it takes of a vGPU.
+  bool bounded(uint32_t vgpu) const;
+  // Whether what it has taken is more than it may have by now, as libraries take without asking.
+  bool over(uint32_t vgpu) const;
   // It has it, or did without.
   void asked() { words_.asked.store(0, std::memory_order_seq_cst); }
 

@@ -241,6 +241,7 @@ void MemoryMoves::know_again(const Piece& piece) {
 
 bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* error, bool* broken) {
   *broken = false;
+  steps_.clear();
   const Pieces going = chosen(true);
   uint64_t bytes = 0;
   for (Piece* piece : going) {
@@ -270,18 +271,36 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     return false;
   }
   steps.done("unmapped");
+  steps_ = steps.text();
   log_move("on the host", bytes, steps);
   return true;
 }
 
-bool MemoryMoves::back(std::string* error, bool* broken) {
+// With nothing of what was to come in there. What is free may be in pieces that are too small.
+MemoryMoves::Missing MemoryMoves::missing_for(const Piece& failed, const Pieces& coming) {
+  const Gpu* const gpu = failed.owner->gpu;
+  uint64_t needed = 0;
+  for (const Piece* piece : coming)
+    if (piece->owner->gpu == gpu) needed += piece->bytes;
+  session_.use(failed.owner->index);
+  size_t free = 0, total = 0;
+  if (call(session_.driver.cuMemGetInfo_v2, &free, &total) != CUDA_SUCCESS) free = 0;
+  return {failed.owner->index, std::max(needed - std::min<uint64_t>(needed, free), kGranularity)};
+}
+
+bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
   *broken = false;
   CUresult e = CUDA_SUCCESS;
   Steps steps;
   uint64_t bytes = 0;
+  steps_.clear();
   const Pieces coming = chosen(false);
+  const Piece* failed = nullptr;
   for (Piece* piece : coming) {
-    if ((e = create(piece)) != CUDA_SUCCESS) break;
+    if ((e = create(piece)) != CUDA_SUCCESS) {
+      failed = piece;
+      break;
+    }
     bytes += piece->bytes;
   }
   steps.done("mapped");
@@ -294,10 +313,16 @@ bool MemoryMoves::back(std::string* error, bool* broken) {
     *broken = is_sticky(e);
     for (Piece* piece : coming)
       if (piece->handle) release(*piece);
+    if (failed && e == CUDA_ERROR_OUT_OF_MEMORY) {
+      *missing = missing_for(*failed, coming);
+      *error += " (" + std::to_string(missing->bytes >> 20) + " MiB of vGPU " +
+                std::to_string(missing->vgpu) + " are missing there)";
+    }
     return false;
   }
   for (const Piece* piece : coming) know_again(*piece);
   steps.done("access");
+  steps_ = steps.text();
   pieces_.clear();
   log_move("on the GPU", bytes, steps);
   return true;

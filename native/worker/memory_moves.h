@@ -38,8 +38,15 @@ class MemoryMoves {
   // What was planned, into these pieces, whose descriptors become its own. False with `error`: all
   // is where it was, unless `broken`, after which the session cannot go on.
   bool out(const std::vector<HostArea::Piece>& host, std::string* error, bool* broken);
-  // Everything back. False with `error`: it is where it was, unless `broken`.
-  bool back(std::string* error, bool* broken);
+  // Everything back. False with `error`: it is where it was, unless `broken`. Where a GPU has too
+  // little free, `missing` says of which vGPU, and how much.
+  struct Missing {
+    uint32_t vgpu = 0;
+    uint64_t bytes = 0;
+  };
+  bool back(std::string* error, bool* broken, Missing* missing);
+  // What the parts of the last move took, in words.
+  const std::string& steps() const { return steps_; }
   // Gives up the host memory of what is back; takes a tenth of a second for some GiB.
   void forget_host();
 
@@ -70,6 +77,7 @@ class MemoryMoves {
   CUresult copy(const Pieces& pieces, bool out);
   CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
+  Missing missing_for(const Piece& failed, const Pieces& coming);
   CUresult release(Piece& piece);
   CUresult give_access(const Piece& piece);
   void know_again(const Piece& piece);
@@ -78,6 +86,7 @@ class MemoryMoves {
   std::vector<Piece> pieces_;
   std::vector<uint64_t> movable_, staying_;
   std::vector<std::unique_ptr<HostArea>> areas_;
+  std::string steps_;
 };
 
 }  // namespace sluice::worker

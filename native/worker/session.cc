@@ -38,7 +38,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     }
     made->compute_percent = v.compute_percent;
     made->grant_index = v.grant_index;
-    made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get());
+    made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get(), &cut);
     if (turns) turns->add(made->gate.get());
     vgpus.push_back(std::move(made));
   }

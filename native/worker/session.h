@@ -20,6 +20,7 @@
 #include "worker/collectives.h"
 #include "worker/compiler.h"
 #include "worker/completion_page.h"
+#include "worker/cut.h"
 #include "worker/decoder.h"
 #include "worker/driver.h"
 #include "worker/endpoint.h"
@@ -86,6 +87,7 @@ class Session {
 
   const Driver& driver;
   const SessionPlan plan;
+  Cut cut;  // before the gates
   std::vector<std::unique_ptr<Vgpu>> vgpus;
   // Of the node's, set before open().
   std::unique_ptr<CodeCache> code_cache;  // where the node keeps code

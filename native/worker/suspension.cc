@@ -11,6 +11,7 @@
 #include "channel/futex.h"
 #include "channel/thread.h"
 #include "process/log.h"
+#include "worker/steps.h"
 
 namespace sluice::worker {
 
@@ -102,13 +103,14 @@ void Suspension::show(Values* shown) const {
   for (auto& [key, value] : values(state_)) (*shown)[key] = value;
 }
 
-void Suspension::done(State state, const std::string& message) {
+void Suspension::done(State state, const std::string& message, const Values& more) {
   Values said;
   {
     std::lock_guard lock(mutex_);
     state_ = state;
     said = values(state);
   }
+  said.insert(more.begin(), more.end());
   if (!message.empty()) said["message"] = message;
   process::log_info("suspension: " + text(state) + (message.empty() ? "" : ": " + message));
   tell_(said);
@@ -138,14 +140,18 @@ void Suspension::suspend(uint64_t drain_ms) {
 
 void Suspension::stop(uint64_t until_ns) {
   session_.use(0);
+  Steps steps;
   std::string why = "commands of the session";
   do {
     if (!executor_.stop(until_ns)) break;
+    steps.done("commands");
     why = in_the_way(until_ns);
+    steps.done("the GPU");
     if (why.empty()) {
       moves_.look();
       show_moves();
-      return done(State::kStopped);
+      steps.done("looked through");
+      return done(State::kStopped, {}, {{"steps", steps.text()}});
     }
     executor_.go_on();
     channel::sleep_ns(kAgainNs);
@@ -252,7 +258,7 @@ void Suspension::move_out(const std::string& by) {
       std::lock_guard lock(mutex_);
       planned_ = 0;
     }
-    done(moved ? State::kOut : from, error);
+    done(moved ? State::kOut : from, error, {{"steps", moves_.steps()}});
   });
 }
 
@@ -269,17 +275,24 @@ void Suspension::wake() {
   begin(State::kOut, State::kMovingIn, "wake", [this] {
     std::string error;
     bool broken = false;
-    if (!moves_.back(&error, &broken)) {
+    MemoryMoves::Missing missing;
+    if (!moves_.back(&error, &broken, &missing)) {
       if (broken) return end(error);
-      return done(State::kOut, error);
+      Values more;
+      if (missing.bytes)
+        more["vgpu." + std::to_string(missing.vgpu) + ".missing_mib"] =
+            std::to_string(mib(missing.bytes));
+      return done(State::kOut, error, more);
     }
     executor_.go_on();  // nobody waits for the host memory to be given up
+    Steps steps;
     moves_.forget_host();
+    steps.done("host memory given up");
     {
       std::lock_guard lock(mutex_);
       by_.clear();
     }
-    done(State::kRunning);
+    done(State::kRunning, {}, {{"steps", moves_.steps() + ", " + steps.text()}});
   });
 }
 

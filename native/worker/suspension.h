@@ -49,7 +49,8 @@ class Suspension {
   // Takes the step if that is where the session is, in a thread. False: it is not, and that was
   // said.
   bool begin(State from, State by, const char* what, std::function<void()> step);
-  void done(State state, const std::string& message = {});
+  // `more`: what else is said of the step.
+  void done(State state, const std::string& message = {}, const Values& more = {});
   std::string text(State state) const;
   Values values(State state) const;
 

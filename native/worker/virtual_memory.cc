@@ -41,7 +41,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (m.flags) reply.put(wire::AllocationReply{m.device, compression_of(s, o.handle)});
 }
 
-uint64_t created(const Command& c, uint32_t* device) {
+uint64_t created(Session&, const Command& c, uint32_t* device) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationCreate>();
   *device = m.device;

@@ -98,6 +98,7 @@ class NodeSide:
                     fault=condition.fault,
                     held=condition.held,
                     note=condition.note,
+                    memory_oversubscription=self._config.memory_factor_of(gpu.uuid),
                 )
                 for gpu in parts.gpus.gpus
                 for condition in (parts.gpus.health.condition(gpu.uuid),)

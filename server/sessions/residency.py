@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -28,8 +29,8 @@ from sluice.server.workers.packets import Message
 log = logging.getLogger("sluice.server")
 
 MS_PER_SECOND = 1000
-#: Of a card, left free: what contexts take beyond what is counted for them (local memory, the
-#: driver's own). Who is to come in where that is missing would not, again and again.
+#: Of a card of which more is promised, left free: what contexts take beyond what is counted for
+#: them (local memory, the driver's own). Where that is more, who finds no room has more made.
 MARGIN_MIB = 512
 MOST_PRIORITY = 0xFFFFFFFF
 
@@ -56,6 +57,7 @@ class Residency:
         pages.settings_of_memory = self.settings
         pages.on_move = self.order
         suspensions.on_moved = self.tell
+        suspensions.hold, suspensions.go_on = pages.hold, pages.go_on
         suspensions.comes_in_later = self.is_asked
 
     # what the arbiter is told
@@ -63,22 +65,13 @@ class Residency:
     def settings(self) -> list[Message]:
         """When somebody is idle, and how much memory there is on each GPU."""
         idle = Message("idle", {"idle_ms": str(int(self._idle_seconds * MS_PER_SECOND))})
-        return [
-            idle,
-            *(
-                Message("memory", {"gpu": uuid, "memory_mib": str(m)})
-                for uuid, m in self._usable().items()
-            ),
-        ]
+        return [idle, *(Message("memory", self._told(gpu)) for gpu in self._gpus())]
 
-    def _usable(self) -> dict[str, int]:
-        """MiB that sessions may have of each GPU, by UUID, their contexts included."""
-        return {
-            gpu.uuid: max(
-                0, gpu.memory_mib - gpu.reserved_mib - (0 if gpu.software else MARGIN_MIB)
-            )
-            for gpu in self._gpus()
-        }
+    @staticmethod
+    def _told(gpu: LocalGpu) -> dict[str, str]:
+        margin = 0 if gpu.software else MARGIN_MIB
+        memory = {"gpu": gpu.uuid, "memory_mib": str(_usable_mib(gpu))}
+        return {**memory, "margin_mib": str(margin)}
 
     def tell_everything(self) -> None:
         """The GPUs are known now, and the arbiter may have been told of none."""
@@ -127,7 +120,7 @@ class Residency:
                 seen.add((session.grant_id, place))
                 if session.grant_id == grant_id:
                     own.add(vgpu.gpu_uuid)
-        usable = self._usable()
+        usable = {gpu.uuid: _usable_mib(gpu) for gpu in self._gpus()}
         over = any(promised[uuid] > usable.get(uuid, 0) for uuid in own)
         return over and self._pages.arbiter.is_connected
 
@@ -156,6 +149,9 @@ class Residency:
             message.get(f"gpu.{n}.uuid"): message.number(f"gpu.{n}.mib")
             for n in range(message.number("gpus"))
         }
+        before = self._suspensions.out_by_gpu(grant_id)
+        began = time.monotonic()
+        self._suspensions.take_steps(grant_id)
         try:
             async with self._suspensions.lock(grant_id):
                 if message.number("out"):
@@ -164,15 +160,54 @@ class Residency:
                     await self._suspensions.swap_in(grant_id)
         except OrderRefused as refused:
             why_not = str(refused)
-            log.warning("memory of grant %s does not move: %s", grant_id, why_not)
         except Exception as problem:
             log.exception("memory of grant %s does not move", grant_id)
             why_not = f"its server failed: {problem}"
+        way = "to the host" if message.number("out") else "to the GPU"
+        self._log(grant_id, way, before, time.monotonic() - began, why_not)
         self._answer(grant_id, why_not)
+
+    def _log(
+        self, grant_id: str, way: str, before: dict[str, int], seconds: float, why_not: str
+    ) -> None:
+        """Each exchange is a line: who, how much, and where the time went."""
+        after = self._suspensions.out_by_gpu(grant_id)
+        moved = sum(abs(after.get(gpu, 0) - before.get(gpu, 0)) for gpu in {*before, *after})
+        steps = self._suspensions.take_steps(grant_id)
+        if why_not:
+            missing = self._suspensions.missing_by_gpu(grant_id)
+            short = ", ".join(f"{mib} MiB of {gpu}" for gpu, mib in missing.items() if mib)
+            log.warning(
+                "memory of grant %s does not move %s (%.3f s): %s%s; %s",
+                grant_id,
+                way,
+                seconds,
+                why_not,
+                f"; missing: {short}" if short else "",
+                steps,
+            )
+        else:
+            log.info(
+                "memory of grant %s: %d MiB moved %s in %.3f s, %d MiB are out; %s",
+                grant_id,
+                moved,
+                way,
+                seconds,
+                sum(after.values()),
+                steps,
+            )
 
     def _answer(self, grant_id: str, why_not: str) -> None:
         out = self._suspensions.out_by_gpu(grant_id)
+        missing = self._suspensions.missing_by_gpu(grant_id) if why_not else {}
         fields = {"tenant": grant_id, "message": why_not, "gpus": str(len(out))}
         for n, (gpu, mib) in enumerate(sorted(out.items())):
             fields |= {f"gpu.{n}.uuid": gpu, f"gpu.{n}.out_mib": str(mib)}
+            if missing.get(gpu):
+                fields[f"gpu.{n}.missing_mib"] = str(missing[gpu])
         self._pages.arbiter.tell(Message("memory_moved", fields))
+
+
+def _usable_mib(gpu: LocalGpu) -> int:
+    """That sessions may have of it, their contexts included."""
+    return max(0, gpu.memory_mib - gpu.reserved_mib)

@@ -15,62 +15,32 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.sessions.records import Session, run_at_once
+from sluice.server.sessions.standing import (
+    ARBITER,
+    CONTROLLER,
+    OUT,
+    RUNNING,
+    STOPPED,
+    UNDER_WAY,
+    Standing,
+    seconds_for,
+)
 from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")
 
-RUNNING, STOPPED, OUT = "running", "stopped", "out"
-#: Whose order it is that a session is out: the pool suspended it, or its node needs the room.
-CONTROLLER, ARBITER = "controller", "arbiter"
-UNDER_WAY = ("stopping", "moving-out", "moving-in")
 SUSPENDED = "suspended"  # a grant all of whose sessions are out
 #: Beyond the time that a session has to come to a stop.
 ANSWER_SECONDS = 10.0
-#: For moving; slow hosts swap, or copy without pinned memory.
-MOVE_SECONDS, MOVE_SECONDS_PER_GIB = 30.0, 10.0
-MIB_PER_GIB = 1024
-
-
-@dataclass(slots=True)
-class Standing:
-    """How a session's worker stands, by its own word."""
-
-    state: str = RUNNING
-    movable_mib: int = 0
-    planned_mib: int = 0  # that the next move takes of host memory
-    moved_by: str = ""  # of one that is out
-    plans: bool = False  # it can have a part of its memory moved; an earlier release's cannot
-    staying_mib: tuple[int, ...] = ()  # by vGPU of the session
-    movable: tuple[int, ...] = ()  # MiB, the same
-    out: tuple[int, ...] = ()
-    owed: int = 0  # answers to orders that it has not given yet
-    waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
-
-    def take(self, message: Message, vgpus: int) -> None:
-        """What the worker says."""
-        self.state = message.get("suspension", RUNNING)
-        self.movable_mib = message.number("movable_mib")
-        self.planned_mib = message.number("planned_mib")
-        self.plans = "planned_mib" in message.fields
-        self.moved_by = message.get("moved_by")
-        self.staying_mib, self.movable, self.out = (
-            tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))
-            for name in ("staying", "movable", "out")
-        )
-
-    @property
-    def host_mib(self) -> int:
-        """The host memory that it has, or has with the move that is under way or planned."""
-        return sum(self.out) + self.planned_mib if self.plans else self.movable_mib
 
 
 class Suspensions:
@@ -97,6 +67,9 @@ class Suspensions:
         self.on_moved: Callable[[str], None] = lambda grant_id: None
         #: Whether a grant that is resumed comes in when the arbiter says so.
         self.comes_in_later: Callable[[str], bool] = lambda grant_id: False
+        #: Of sessions.turn_pages: a grant comes to a cut within, and stays for, so many seconds.
+        self.hold: Callable[[str, float, float], Awaitable[bool]] = _hold_nothing
+        self.go_on: Callable[[str], None] = lambda grant_id: None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # sessions come and go
@@ -150,6 +123,26 @@ class Suspensions:
             for place, mib in zip(session.places, out, strict=False):
                 found[session.vgpus[place].gpu_uuid] += mib if standing.state == OUT else 0
         return dict(found)
+
+    def missing_by_gpu(self, grant_id: str) -> dict[str, int]:
+        """MiB that a grant found too few on its GPUs when it was to come in, by their UUIDs."""
+        found: Counter[str] = Counter()
+        for session in self._sessions_of(grant_id):
+            standing = self._standing.get(session.id) or Standing()
+            for place, mib in zip(session.places, standing.missing, strict=False):
+                vgpu = session.vgpus[place]
+                # a worker that was taken over says what it likes
+                found[vgpu.gpu_uuid] += min(mib, vgpu.memory_mib)
+        return dict(found)
+
+    def take_steps(self, grant_id: str) -> str:
+        """What the steps of a grant's sessions took since this was asked, in words."""
+        told = []
+        for session in self._sessions_of(grant_id):
+            if (standing := self._standing.get(session.id)) and standing.taken:
+                told.append(f"session {session.id}: {', '.join(standing.taken)}")
+                standing.taken.clear()
+        return "; ".join(told)
 
     def message(self, grant_id: str, error: str = "") -> rpc.GrantSuspension:
         """How a grant stands, for the controller."""
@@ -212,7 +205,7 @@ class Suspensions:
             )
         swapped = grant_id in self.swapped
         try:
-            await self._all(sessions, self._stop)
+            await self._stop_all(grant_id, sessions)
             await self._all(sessions, self._plan_all)
             self._book(sessions)
             await self._all(sessions, self._move_out)
@@ -260,7 +253,7 @@ class Suspensions:
         """Some of a job came back and some did not: those that did are taken out once more."""
         back = [session for session in sessions if self._of(session).state == RUNNING]
         try:
-            await self._all(back, self._stop)
+            await self._stop_all(grant_id, back)
             await self._all(back, self._plan_all)
             self._book(back)
             await self._all(back, self._move_out)
@@ -283,7 +276,7 @@ class Suspensions:
         self.swapped.add(grant_id)
         left = Counter(wanted)
         try:
-            await self._all(sessions, self._stop)
+            await self._stop_all(grant_id, sessions)
             for session in sessions:
                 await self._swap_out(session, left)
             if not any(self.out_by_gpu(grant_id).values()):
@@ -308,10 +301,7 @@ class Suspensions:
         await self._move_out(session, ARBITER)
 
     async def swap_in(self, grant_id: str) -> None:
-        """Has all of it come in and go on. Raises OrderRefused: it is as it was.
-
-        The caller holds the lock.
-        """
+        """Has all of it come in, under the lock. Raises OrderRefused: it is as it was."""
         if grant_id in self.swapped:
             await self._come_back(grant_id, self._ready(grant_id))
             self.swapped.discard(grant_id)
@@ -323,6 +313,40 @@ class Suspensions:
             self.swap.take({s.id: self._of(s).host_mib for s in sessions})
         except NoSwapMemory as none:
             raise OrderRefused(str(none)) from None
+
+    async def _stop_all(self, grant_id: str, sessions: Sequence[Session]) -> None:
+        """All of them; those of a job at one cut, as they wait for each other in collectives.
+
+        Lagging ranks go on until nothing waits for a peer, none passes its gate any more, and then
+        each is stopped. Raises OrderRefused.
+        """
+        running = [s for s in sessions if self._of(s).state not in (STOPPED, OUT)]
+        job = len(sessions) > 1 or any(len(s.places) > 1 for s in sessions)
+        if not job or not running:
+            return await self._all(sessions, self._stop)
+        try:
+            if not await self._stop_at_cut(grant_id, running):
+                # somebody had begun more just then: once more
+                await self._all([s for s in running if self._of(s).state == STOPPED], self._wake)
+                await self._stop_at_cut(grant_id, running, again=False)
+        finally:
+            self.go_on(grant_id)  # who was stopped begins nothing with it
+
+    async def _stop_at_cut(
+        self, grant_id: str, sessions: Sequence[Session], *, again: bool = True
+    ) -> bool:
+        """False: they did not stop although they had come to their cut, and it is tried again."""
+        began, seconds = time.monotonic(), self._drain_seconds
+        still = await self.hold(grant_id, seconds, 2 * seconds + ANSWER_SECONDS)
+        for session in sessions:
+            self._of(session).note("cut" if still else "no cut", time.monotonic() - began, "")
+        try:
+            await self._all(sessions, self._stop)
+        except OrderRefused:
+            if not (still and again):
+                raise
+            return False
+        return True
 
     async def _stop(self, session: Session) -> None:
         if self._of(session).state in (STOPPED, OUT):
@@ -361,10 +385,12 @@ class Suspensions:
 
     async def _move_planned(self, session: Session, by: str) -> None:
         standing = self._of(session)
+        began = time.monotonic()
         try:
             pieces = await self.swap.pieces(standing.planned_mib)
         except NoSwapMemory as none:
             raise OrderRefused(f"session {session.id}: {none}") from None
+        standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
         for memory, mib in pieces:
             fields = {"bytes": str(mib << 20), "descriptors": "memory"}
             session.worker.tell(Message("memory", fields), (memory,))
@@ -372,7 +398,7 @@ class Suspensions:
         planned, before = standing.planned_mib, sum(standing.out)
         is_new = standing.plans
         order = Message("move_out", {"by": by})
-        said = await self._step(session, order, _seconds_for(planned))
+        said = await self._step(session, order, seconds_for(planned))
         if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
             self.swap.adopt(session.id, sum(standing.out))
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
@@ -380,7 +406,7 @@ class Suspensions:
     async def _wake(self, session: Session) -> None:
         standing = self._of(session)
         if standing.state != RUNNING:
-            said = await self._step(session, Message("wake"), _seconds_for(standing.movable_mib))
+            said = await self._step(session, Message("wake"), seconds_for(standing.movable_mib))
             if standing.state != RUNNING:
                 why = said.get("message", "it did not wake")
                 raise OrderRefused(f"session {session.id}: {why}")
@@ -392,9 +418,12 @@ class Suspensions:
         """What its worker says about an order."""
         standing = self._of(session)
         standing.waiter = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
         self._tell(session, order)
         try:
-            return await asyncio.wait_for(standing.waiter, seconds)
+            said = await asyncio.wait_for(standing.waiter, seconds)
+            standing.note(order.verb, time.monotonic() - began, said.get("steps"))
+            return said
         except TimeoutError:
             raise OrderRefused(
                 f"session {session.id}: its worker did not answer `{order.verb}` within "
@@ -459,11 +488,11 @@ class Suspensions:
             self._report(rpc.NodeReport(grant_suspension=told))
 
 
+async def _hold_nothing(grant_id: str, seconds: float, lasts_seconds: float) -> bool:
+    return False
+
+
 async def _run(step: Callable[[Session], object], session: Session) -> None:
     outcome = step(session)
     if asyncio.iscoroutine(outcome):
         await outcome
-
-
-def _seconds_for(mib: int) -> float:
-    return MOVE_SECONDS + MOVE_SECONDS_PER_GIB * mib / MIB_PER_GIB

@@ -31,6 +31,7 @@ from sluice.server.workers.session_start import TurnPage
 from sluice.server.workers.standing_process import StandingKind, StandingProcess
 
 KIND = StandingKind("arbiter", ARBITER_SENT, "shares of compute are not kept")
+MS_PER_SECOND = 1000
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -60,6 +61,7 @@ class TurnPages:
         self.memory_of: Callable[[Session], dict[str, str]] = lambda session: {}
         self.settings_of_memory: Callable[[], list[Message]] = list
         self.on_move: Callable[[Message], None] = lambda message: None
+        self._holds: dict[str, asyncio.Future[None]] = {}  # by grant: told when it stands still
         self.arbiter = StandingProcess(
             KIND,
             starter,
@@ -121,6 +123,30 @@ class TurnPages:
             if place.session.grant_id == grant_id and not place.session.opening:
                 self._join(place)
 
+    async def hold(self, grant_id: str, seconds: float, lasts_seconds: float) -> bool:
+        """Has the sessions of a grant come to a consistent cut, and gives them no turn.
+
+        Waits so many seconds for that; false: they have not, or there is no arbiter. Until go_on(),
+        or for `lasts_seconds`: a server that ends keeps nobody held. One caller at a time of each
+        grant.
+        """
+        if not self.arbiter.is_connected:
+            return False
+        still = self._holds[grant_id] = asyncio.get_running_loop().create_future()
+        lasts = {"tenant": grant_id, "for_ms": str(int(lasts_seconds * MS_PER_SECOND))}
+        self.arbiter.tell(Message("hold", lasts))
+        try:
+            await asyncio.wait_for(still, seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._holds.pop(grant_id, None)
+        return True
+
+    def go_on(self, grant_id: str) -> None:
+        """The sessions of a grant have turns again."""
+        self.arbiter.tell(Message("hold", {"tenant": grant_id, "for_ms": "0"}))
+
     async def figures(self) -> Message:
         """What each grant has had, and how long it waited; raises NoAnswerError."""
         return await self.arbiter.ask(Message("figures"), "figures")
@@ -163,6 +189,10 @@ class TurnPages:
     def _hear(self, message: Message) -> None:
         if message.verb == "move":
             self.on_move(message)
+        elif message.verb == "still":
+            still = self._holds.get(message.get("tenant"))
+            if still and not still.done():
+                still.set_result(None)
         elif message.verb == "error":
             text = "the arbiter refused: session %s: %s"
             name, why = message.get("id"), message.get("message")

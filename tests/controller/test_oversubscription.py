@@ -16,7 +16,7 @@ from sluice.controller.pool.gpus.oversubscription import MOST_MOVED
 from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import Gpu, GpuKey, Grant, Node, OwnerKind, Sharing
-from sluice.controller.rpc.messages import factor_of
+from sluice.controller.rpc.messages import factor_of, gpu_of
 from sluice.rpc import pool_pb2 as rpc
 
 MIB, CONTEXT, SWAP = 8000, 500, 100_000
@@ -178,6 +178,35 @@ def test_any_order_of_bookings_leaves_exact_sums_and_room_for_each(seed: int) ->
             largest = max((v.memory_mib for v in here), default=0)
             assert staying + largest <= MIB
             assert usage.memory_mib <= MIB or usage.memory_mib - MIB + largest <= 15_000
+
+
+def test_each_gpu_has_a_factor_of_its_own_and_those_beyond_one_share_the_host_memory() -> None:
+    bench = PoolBench(node_timeout_seconds=1e9, memory_oversubscription=3.0)
+    node = Node("a", "10.0.0.1", 9960, "1", 4, swap_mib=3 * MIB)
+    node.memory_oversubscription = 1.5
+    factors = {"a-gpu0": 1.0, "a-gpu1": 2.0, "a-gpu2": 4.0, "a-gpu3": 0.0}
+    cards = [
+        Gpu("a", uuid, "Model", MIB, memory_oversubscription=factor)
+        for uuid, factor in factors.items()
+    ]
+    bench.pool.membership.register(node, cards, [])
+    limits = {key.uuid: bench.pool.promisable_mib(gpu) for key, gpu in bench.pool.gpus.items()}
+    assert limits == {
+        "a-gpu0": MIB,
+        "a-gpu1": 2 * MIB,
+        "a-gpu2": 2 * MIB,  # a third of the host memory, and no more
+        "a-gpu3": MIB + MIB // 2,  # as its node says
+    }
+    again = [Gpu("a", card.uuid, "Model", MIB, memory_oversubscription=1.0) for card in cards]
+    bench.pool.membership.register(node, again, [])
+    assert {bench.pool.promisable_mib(gpu) for gpu in bench.pool.gpus.values()} == {MIB}
+
+
+def test_a_factor_of_a_gpu_that_makes_no_sense_has_it_promised_once() -> None:
+    for nonsense in (0.5, 1e9, float("nan"), float("inf"), -1.0):
+        said = rpc.Gpu(uuid="GPU-0", memory_oversubscription=nonsense)
+        assert gpu_of("a", said).memory_oversubscription == 1.0
+    assert gpu_of("a", rpc.Gpu(uuid="GPU-0")).memory_oversubscription == 0.0, "an older server"
 
 
 def test_a_node_that_cannot_move_memory_has_each_promised_once() -> None:

@@ -50,6 +50,12 @@ class FakePages:
     def sessions(self) -> list[Session]:
         return self.known
 
+    async def hold(self, grant_id: str, seconds: float, lasts_seconds: float) -> bool:
+        raise AssertionError("of a session alone nothing is held")
+
+    def go_on(self, grant_id: str) -> None:
+        raise AssertionError("of a session alone nothing was held")
+
 
 class Bench:
     """One session, and everybody who is told of it."""
@@ -159,6 +165,51 @@ async def test_what_cannot_stop_or_has_no_host_memory_goes_on_and_the_arbiter_he
     assert answer.get("gpu.0.out_mib") == "0"
 
 
+async def test_who_finds_less_room_than_is_counted_is_told_of_and_so_is_how_much(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    no_place = {**says("out", out=20), "message": "no place", "vgpu.0.missing_mib": "6"}
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=20), says("out", out=20)),
+        *(no_place, RUNNING),
+    )
+    bench = Bench(worker)
+    await bench.move(out=True, mib=20)
+    answer = await bench.move(out=False)
+    assert (answer.get("gpu.0.out_mib"), answer.get("gpu.0.missing_mib")) == ("20", "6")
+    assert "missing: 6 MiB of GPU-0" in caplog.text
+    answer = await bench.move(out=False)
+    assert "gpu.0.missing_mib" not in answer.fields
+    assert answer.get("gpu.0.out_mib") == "0"
+
+
+async def test_a_worker_that_misses_what_there_is_not_is_believed_as_far_as_its_vgpu() -> None:
+    lie = {**says("out", out=20), "message": "no place", "vgpu.0.missing_mib": str(1 << 50)}
+    worker = FakeWorker(*(says("stopped"), says("stopped", planned=20), says("out", out=20)), lie)
+    bench = Bench(worker)
+    await bench.move(out=True, mib=20)
+    answer = await bench.move(out=False)
+    assert answer.get("gpu.0.missing_mib") == str(VGPU_MIB)
+
+
+async def test_each_exchange_is_a_line_with_who_how_much_and_its_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "sluice.server")
+    worker = FakeWorker(
+        {**says("stopped"), "steps": "commands 0.001 s"},
+        says("stopped", planned=20),
+        {**says("out", out=20), "steps": "copied 0.002 s" + "x" * 100_000},
+    )
+    bench = Bench(worker)
+    await bench.move(out=True, mib=20)
+    [line] = [r.getMessage() for r in caplog.records if "MiB moved" in r.getMessage()]
+    for part in ("grant g: 20 MiB moved to the host", "session s: suspend", "(commands 0.001 s)"):
+        assert part in line
+    assert "move_out" in line
+    assert len(line) < 2000, "a worker does not fill the log"
+
+
 async def test_one_of_which_nothing_moves_is_woken() -> None:
     worker = FakeWorker(
         says("stopped", movable=0), says("stopped", movable=0), says("out", movable=0), RUNNING
@@ -226,7 +277,7 @@ async def test_what_the_arbiter_is_told_of_gpus_and_sessions() -> None:
     bench.residency.tell_everything()
     assert [(m.verb, m.fields) for m in bench.pages.told] == [
         ("idle", {"idle_ms": "2500"}),
-        ("memory", {"gpu": "GPU-0", "memory_mib": "125"}),
+        ("memory", {"gpu": "GPU-0", "memory_mib": "125", "margin_mib": "0"}),
     ]
     assert bench.pages.memory_of(bench.session) == {
         "priority": "3",
@@ -269,6 +320,17 @@ def test_sums_outlive_the_arbiter_and_each_change_is_told_once() -> None:
             "enable_computation_throttle",
         ),
         ({"memory_oversubscription": 0.5, "swap_mib": 10}, {}, "memory_oversubscription"),
+        ({"gpu_memory_oversubscription": "GPU-1 = 2"}, {}, "of GPU-1 is 2.*swap_mib"),
+        (
+            {"gpu_memory_oversubscription": "GPU-1 = 2", "swap_mib": 10},
+            {"enable_computation_throttle": False},
+            "of GPU-1 is 2.*enable_computation_throttle",
+        ),
+        ({"gpu_memory_oversubscription": "GPU-1 = 2, GPU-1 = 3", "swap_mib": 9}, {}, "twice"),
+        ({"gpu_memory_oversubscription": "GPU-1 = 0.5", "swap_mib": 9}, {}, "GPU-1"),
+        ({"gpu_memory_oversubscription": "GPU-1", "swap_mib": 9}, {}, "GPU-1"),
+        ({"gpu_memory_oversubscription": "= 2", "swap_mib": 9}, {}, "gpu_memory_oversub"),
+        ({"gpu_memory_oversubscription": "GPU-1 = nan", "swap_mib": 9}, {}, "GPU-1"),
     ],
 )
 def test_a_factor_that_cannot_be_kept_is_refused_with_the_field(
@@ -276,3 +338,10 @@ def test_a_factor_that_cannot_be_kept_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         ServerConfig.model_validate({"suspend": suspend, "throttle": throttle})
+
+
+def test_a_gpu_has_a_factor_of_its_own() -> None:
+    suspend = {"gpu_memory_oversubscription": "GPU-1 = 1.5, GPU-2=1", "swap_mib": 9}
+    config = ServerConfig.model_validate({"suspend": suspend})
+    found = [config.memory_factor_of(gpu) for gpu in ("GPU-1", "GPU-2", "GPU-3")]
+    assert found == [1.5, 1.0, 0.0]

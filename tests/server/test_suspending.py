@@ -107,6 +107,62 @@ async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
     assert other.verbs == ["suspend"]
 
 
+class Holds:
+    """The arbiter, as far as jobs are held at their cut."""
+
+    def __init__(self, bench: Bench, *, still: bool) -> None:
+        self.said: list[str] = []
+        self.workers = [cast(FakeWorker, session.worker) for session in bench.sessions]
+        self.still = still
+        bench.suspensions.hold, bench.suspensions.go_on = self.hold, self.go_on
+
+    async def hold(self, grant_id: str, seconds: float, lasts_seconds: float) -> bool:
+        assert lasts_seconds > seconds
+        assert not any(worker.told for worker in self.workers), "they go on until the cut"
+        self.said.append(f"hold {grant_id}")
+        return self.still
+
+    def go_on(self, grant_id: str) -> None:
+        assert all(worker.verbs == ["suspend"] for worker in self.workers), "they are stopped"
+        self.said.append(f"go on {grant_id}")
+
+
+@pytest.mark.parametrize("still", [True, False])
+async def test_sessions_of_a_job_are_stopped_at_its_cut_and_then_their_turns_are_free(
+    *, still: bool
+) -> None:
+    bench = Bench(FakeWorker(stopped(10), out(10)), FakeWorker(stopped(10), out(10))).follow()
+    holds = Holds(bench, still=still)
+    await bench.suspensions.suspend("g")
+    assert bench.suspensions.is_out("g"), "without a cut each may come to a stop all the same"
+    assert holds.said == ["hold g", "go on g"]
+
+
+async def test_a_job_that_began_more_at_its_cut_comes_to_another() -> None:
+    other = FakeWorker({**RUNNING, "message": "a collective under way"}, stopped(10), out(10))
+    bench = Bench(FakeWorker(stopped(10), RUNNING, stopped(10), out(10)), other).follow()
+    held: list[str] = []
+
+    async def hold(grant_id: str, seconds: float, lasts_seconds: float) -> bool:
+        held.append(grant_id)
+        return True
+
+    bench.suspensions.hold = hold
+    await bench.suspensions.suspend("g")
+    assert bench.suspensions.is_out("g")
+    assert held == ["g", "g"]
+    assert cast(FakeWorker, bench.sessions[0].worker).verbs[:3] == ["suspend", "wake", "suspend"]
+
+
+async def test_a_job_that_does_not_stop_is_held_no_longer() -> None:
+    other = FakeWorker({**RUNNING, "message": "a collective under way"})
+    bench = Bench(FakeWorker(stopped(10), RUNNING), other).follow()
+    holds = Holds(bench, still=False)
+    with pytest.raises(OrderRefused, match="a collective under way"):
+        await bench.suspensions.suspend("g")
+    assert holds.said == ["hold g", "go on g"]
+
+
 async def test_one_of_two_comes_back_and_is_taken_out_again() -> None:
     willing = FakeWorker(stopped(10), out(10), RUNNING, stopped(10), out(10))
     other = FakeWorker(stopped(10), out(10), {**out(10), "message": "no place on the GPU"})

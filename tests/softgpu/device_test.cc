@@ -82,6 +82,34 @@ TEST(DISABLED_Child, SecondThenFirst) {
   EXPECT_EQ(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetByPCIBusId(&device, "FFFF"));
 }
 
+// Of 64 MiB each context takes 8; SLUICE_TEST_HELD says how much another process has.
+TEST(DISABLED_Child, SeesWhatOthersHave) {
+  CHECK_CU(cuInit(0));
+  const uint64_t others = std::strtoull(std::getenv("SLUICE_TEST_HELD"), nullptr, 10) << 20;
+  CUcontext context = nullptr;
+  CHECK_CU(cuDevicePrimaryCtxRetain(&context, 0));
+  CHECK_CU(cuCtxSetCurrent(context));
+  size_t free = 0, total = 0;
+  CHECK_CU(cuMemGetInfo_v2(&free, &total));
+  EXPECT_EQ(total, 64u << 20);
+  ASSERT_EQ(free, total - (8u << 20) - others);
+  CUdeviceptr a = 0, b = 0;
+  EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&a, free + 1));
+  CHECK_CU(cuMemAlloc_v2(&a, free));
+  EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&b, 2u << 20));
+  if (others == 0) {
+    // One that begins beside has no room for its context; later it has some.
+    EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, cuCtxCreate_v2(&context, 0, 0));
+    CHECK_CU(cuMemFree_v2(a));
+    CHECK_CU(cuMemAlloc_v2(&a, 16u << 20));
+    EXPECT_TRUE(child("SeesWhatOthersHave", {{"SLUICE_TEST_HELD", "24"}}));
+    CHECK_CU(cuMemGetInfo_v2(&free, &total));
+    EXPECT_EQ(free, total - (24u << 20)) << "what the child had is free, though it gave none back";
+  } else {
+    _exit(HasFailure() ? 1 : 0);  // as a process that is killed
+  }
+}
+
 TEST(DISABLED_Child, NoDevice) { EXPECT_EQ(CUDA_ERROR_NO_DEVICE, cuInit(0)); }
 
 TEST(DISABLED_Child, AForkedChildIsNotInitialised) {
@@ -204,6 +232,20 @@ TEST_F(DeviceFacts, ContextsNestAndDieWithTheirObjects) {
   CHECK_CU(cuDevicePrimaryCtxGetState(0, &flags, &active));
   EXPECT_EQ(0, active);
   EXPECT_EQ(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuMemAlloc_v2(&p, 16));
+}
+
+TEST(Device, ProcessesWithOneFileShareItsMemory) {
+  const std::string path = std::filesystem::temp_directory_path() / "softgpu-shared-XXXXXX";
+  std::string name = path;
+  const int fd = mkstemp(name.data());
+  ASSERT_GE(fd, 0);
+  close(fd);
+  EXPECT_TRUE(child("SeesWhatOthersHave", {{"SLUICE_SOFTGPU_SHARED_FILE", name},
+                                           {"SLUICE_SOFTGPU_MEMORY_MIB", "64"},
+                                           {"SLUICE_SOFTGPU_CONTEXT_MIB", "8"},
+                                           {"SLUICE_TEST_HELD", "0"}}));
+  EXPECT_FALSE(child("NoDevice", {{"SLUICE_SOFTGPU_SHARED_FILE", name + "-is-not-there"}}));
+  std::filesystem::remove(name);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ from checkpoint_bench import SUBJECT, Failed, Told  # noqa: E402
 
 from .prompted import client_environment  # noqa: E402
 
-__all__ = ["Failed", "Subject", "Told", "grant_of", "sluice", "start_subject"]
+__all__ = ["Failed", "Subject", "Told", "grant_of", "memory_of", "sluice", "start_subject"]
 
 SLAB_MIB, PIECE_MIB = 16, 2
 Subject = Told
@@ -70,3 +70,10 @@ def grant_of(plane: ControlPlane, pid: int) -> dict[str, Any]:
     [session] = [s for s in plane.sessions() if s["client_pid"] == pid]
     grant: dict[str, Any] = plane.rest.get(f"/grants/{session['grant_id']}").json()
     return grant
+
+
+def memory_of(plane: ControlPlane, subject: Subject) -> dict[str, Any]:
+    """What is known of where its grant's memory is."""
+    grant = grant_of(plane, subject.pid)["id"]
+    [vgpu] = [v for v in plane.rest.get("/vgpus").json()["vgpus"] if v["grant_id"] == grant]
+    return dict(vgpu)

@@ -19,7 +19,7 @@ import pytest
 from control_plane import ControlPlane, wait_for
 
 from .conftest import arbiter_pid
-from .suspended import Failed, Subject, grant_of, start_subject
+from .suspended import Failed, Subject, grant_of, memory_of, start_subject
 from .traces import Traces
 
 GPU_MIB, FACTOR, PIECE_MIB = 128, 2.0, 4
@@ -53,13 +53,6 @@ def begin(plane: ControlPlane) -> Iterator[Begin]:
     yield start_one
     for subject in begun:
         subject.kill()
-
-
-def memory_of(plane: ControlPlane, subject: Subject) -> dict[str, Any]:
-    """What is known of where its grant's memory is."""
-    grant = grant_of(plane, subject.pid)["id"]
-    [vgpu] = [v for v in plane.rest.get("/vgpus").json()["vgpus"] if v["grant_id"] == grant]
-    return dict(vgpu)
 
 
 def wait_out(plane: ControlPlane, subject: Subject) -> dict[str, Any]:

@@ -18,7 +18,7 @@ but are remembered, so that what could fit later is told from what never can.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -222,14 +222,18 @@ class PoolCapacity:
         *,
         is_open: bool | Callable[[Gpu], bool],
         sharing: NodeSharing = IN_TURNS,
-        promise: Promise = ONCE,
+        promises: Mapping[str, Promise] | None = None,
     ) -> None:
-        """Takes in a node as it is now; GPUs that are not open are remembered only."""
+        """Takes in a node as it is now; GPUs that are not open are remembered only.
+
+        `promises` are by UUID, of those whose memory may be promised more than once.
+        """
         self.drop(name)
+        promised = promises or {}
         node = self.nodes[name] = NodeCapacity(name, labels)
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             opened = is_open if isinstance(is_open, bool) else is_open(gpu)
-            kind = self._kind(gpu, vgpu_count, sharing, promise)
+            kind = self._kind(gpu, vgpu_count, sharing, promised.get(gpu.uuid, ONCE))
             capacity = GpuCapacity(gpu, kind, node, is_open=opened)
             capacity.set_usage(self._usage(gpu.key))
             self._gpus[gpu.key] = capacity

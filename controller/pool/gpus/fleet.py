@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.capacity import PoolCapacity
-from sluice.controller.pool.gpus.oversubscription import promise_of
+from sluice.controller.pool.gpus.oversubscription import promises_of
 from sluice.controller.pool.gpus.slices import FreeCapacity
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
@@ -183,7 +183,7 @@ class Fleet:
             *(name, node.labels, inside, count),
             is_open=self.is_open,
             sharing=sharing,
-            promise=promise_of(node, self._memory_factor, len(self._by_node[name])),
+            promises=promises_of(node, self._memory_factor, self._by_node[name].values()),
         )
 
     def _put_node(self, node: Node) -> None:

@@ -9,6 +9,7 @@ change places by way of host memory, so there has to be room in it for the large
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.controller.pool.decisions import GrantRequest
@@ -17,7 +18,7 @@ from sluice.controller.pool.model import Gpu, Grant, Node, Sharing, Vgpu
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Of each GPU of a node."""
+    """Of a GPU."""
 
     factor: float = 1.0
     beyond_mib: int = 0  # at most so much more than there is
@@ -39,10 +40,19 @@ ONCE = Promise()
 MOST_MOVED = 16
 
 
-def promise_of(node: Node, pool_factor: float, gpus: int) -> Promise:
-    """What a node's server says, or the pool where it does not; by its host memory."""
-    factor = node.memory_oversubscription or pool_factor
-    return Promise(factor, node.swap_mib // gpus) if factor > 1 and gpus and node.swap_mib else ONCE
+def promises_of(node: Node, pool_factor: float, gpus: Iterable[Gpu]) -> dict[str, Promise]:
+    """Of a node's GPUs, by UUID: what its server says of each, or of all, or else the pool.
+
+    Those of which more is promised than they have share its host memory alike.
+    """
+    if not node.swap_mib:
+        return {}
+    factors = {
+        gpu.uuid: gpu.memory_oversubscription or node.memory_oversubscription or pool_factor
+        for gpu in gpus
+    }
+    over = {uuid: factor for uuid, factor in factors.items() if factor > 1}
+    return {uuid: Promise(factor, node.swap_mib // len(over)) for uuid, factor in over.items()}
 
 
 def stays(grant: Grant, vgpu: Vgpu) -> bool:

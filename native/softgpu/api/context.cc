@@ -9,10 +9,17 @@ namespace {
 
 constexpr unsigned kFlagMask = CU_CTX_FLAGS_MASK;
 
+// nullptr: there is no memory left for it.
+std::shared_ptr<Context> make(Device& device, unsigned flags, bool primary) {
+  if (!device.memory.charge(device.context_bytes)) return nullptr;
+  return std::make_shared<Context>(device, flags, primary);
+}
+
 CUresult create(CUcontext* handle, unsigned flags, CUdevice dev) {
   return with_device(dev, [&](Device& device) -> CUresult {
     if (!handle || (flags & ~kFlagMask) != 0) return CUDA_ERROR_INVALID_VALUE;
-    auto context = std::make_shared<Context>(device, flags, false);
+    auto context = make(device, flags, false);
+    if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
     register_context(context);
     push_context(context);
     *handle = handle_of(context.get());
@@ -49,7 +56,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* handle, CUdevice dev) {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(device.primary_mutex);
     if (!device.primary) {
-      device.primary = std::make_shared<Context>(device, device.primary_flags, true);
+      device.primary = make(device, device.primary_flags, true);
+      if (!device.primary) return CUDA_ERROR_OUT_OF_MEMORY;
       register_context(device.primary);
     }
     ++device.primary_references;

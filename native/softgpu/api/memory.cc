@@ -209,6 +209,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned int flags) {
     bool added = Allocations::instance().add({address, size, AllocationKind::kRegistered,
                                               context.device().ordinal, &context, 0, 0, flags});
     if (!added) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    context.device().registers.take(size);
     bool read_only = flags & CU_MEMHOSTREGISTER_READ_ONLY;
     RangeMap::instance().grant(address, size, kEveryDevice, read_only ? 0 : kEveryDevice);
     return CUDA_SUCCESS;

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 
@@ -11,23 +12,33 @@
 namespace sluice::softgpu {
 uint64_t DeviceMemory::free() const {
   std::lock_guard lock(mutex_);
-  return total_ - used_;
+  const uint64_t used = shared_ ? shared_->used() : used_;
+  return total_ - std::min(total_, used);
 }
 
-bool DeviceMemory::charge(uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  if (bytes > total_ - used_) return false;
+bool DeviceMemory::take(uint64_t bytes) {
+  if (bytes > total_ - used_ || (shared_ && !shared_->take(bytes, total_))) return false;
   used_ += bytes;
   return true;
 }
 
+void DeviceMemory::give(uint64_t bytes) {
+  used_ -= bytes;
+  if (shared_) shared_->give(bytes);
+}
+
+bool DeviceMemory::charge(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  return take(bytes);
+}
+
 void DeviceMemory::refund(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  used_ -= bytes;
+  give(bytes);
 }
 
 uintptr_t DeviceMemory::map(uint64_t bytes) {
-  if (bytes > total_ - used_) return 0;
+  if (!take(bytes)) return 0;
   // Over-map to align to the slab, so that neighbouring slabs do not share one.
   // Where programs have nothing: a client maps its side of a module's managed variables at the
   // addresses that they have here (native/client/managed). A wish, no more.
@@ -35,19 +46,18 @@ uintptr_t DeviceMemory::map(uint64_t bytes) {
   void* wish = reinterpret_cast<void*>(free_place.fetch_add(align_up(bytes, kSlab) + kSlab));
   void* memory = mmap(wish, bytes + kSlab, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) return 0;
+  if (memory == MAP_FAILED) return give(bytes), 0;
   uintptr_t start = reinterpret_cast<uintptr_t>(memory);
   uintptr_t aligned = align_up(start, kSlab);
   if (aligned > start) munmap(memory, aligned - start);
   uintptr_t tail = start + kSlab - aligned;
   if (tail != 0) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
-  used_ += bytes;
   return aligned;
 }
 
 void DeviceMemory::unmap(uintptr_t address, uint64_t bytes) {
   munmap(reinterpret_cast<void*>(address), bytes);
-  used_ -= bytes;
+  give(bytes);
 }
 
 uintptr_t DeviceMemory::allocate(uint64_t size) {

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 
+#include "softgpu/memory/shared_use.h"
+
 namespace sluice::softgpu {
 
 constexpr uint64_t kSlab = 2ull << 20;  // granularity of physical memory
@@ -16,7 +18,9 @@ constexpr uint64_t kAlignment = 512;    // of cuMemAlloc
 
 class DeviceMemory {
  public:
-  explicit DeviceMemory(uint64_t total) : total_(total) {}
+  // `shared`: what other processes have of it counts, too.
+  explicit DeviceMemory(uint64_t total, SharedUse* shared = nullptr)
+      : total_(total), shared_(shared) {}
 
   uint64_t total() const { return total_; }
   uint64_t free() const;
@@ -33,10 +37,14 @@ class DeviceMemory {
     uint64_t size;
     std::map<uintptr_t, uint64_t> gaps;  // free pieces by address
   };
+  // The caller holds the mutex.
+  bool take(uint64_t bytes);
+  void give(uint64_t bytes);
   uintptr_t map(uint64_t bytes);
   void unmap(uintptr_t address, uint64_t bytes);
 
   const uint64_t total_;
+  SharedUse* const shared_;
   mutable std::mutex mutex_;
   uint64_t used_ = 0;
   std::map<uintptr_t, Slab> slabs_;

@@ -248,6 +248,7 @@ void Context::destroy() {
   }
   modules.clear();
   free_memory();
+  device_.memory.refund(device_.context_bytes);
 }
 
 void Context::free_memory() {

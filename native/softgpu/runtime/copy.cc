@@ -41,6 +41,11 @@ bool everybodys(uintptr_t address) {
   return !found || found->kind != AllocationKind::kMapped;
 }
 
+bool is_host(uintptr_t address) {
+  std::optional<Allocation> found = Allocations::instance().find(address);
+  return !found || found->host();
+}
+
 void enter(MemoryView& view, const Context& context, bool for_all) {
   if (for_all) {
     view.enter_for_all();
@@ -53,6 +58,8 @@ void enter(MemoryView& view, const Context& context, bool for_all) {
 
 void run_copy(Context& context, const CopyBox& box) {
   const profiling::Running running(context, box);
+  if (context.device().copies.set() && is_host(box.to.address) != is_host(box.from.address))
+    context.device().copies.take(box.width * box.height * box.depth);
   MemoryView view;
   enter(view, context,
         box.between_devices || (everybodys(box.to.address) && everybodys(box.from.address)));

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -102,8 +103,20 @@ std::vector<std::unique_ptr<Device>>& list() {
 
 }  // namespace
 
+Pace::Pace(const char* setting)
+    : mib_s_(static_cast<double>(environment(setting, 0, 0, 1l << 30))) {}
+
+void Pace::take(uint64_t bytes) const {
+  if (!set()) return;
+  const double seconds = static_cast<double>(bytes) / (1 << 20) / mib_s_;
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
 Device::Device(int ordinal_, int physical_, uint64_t memory_bytes)
-    : ordinal(ordinal_), physical(physical_), uuid(make_uuid(physical_)), memory(memory_bytes) {
+    : ordinal(ordinal_),
+      physical(physical_),
+      uuid(make_uuid(physical_)),
+      memory(memory_bytes, SharedUse::of(physical_)) {
   sm_count = std::max(1u, std::thread::hardware_concurrency());
 }
 
@@ -121,6 +134,10 @@ void initialise_devices() {
       list().push_back(
           std::make_unique<Device>(static_cast<int>(list().size()), physical, mib << 20));
       Device& device = *list().back();
+      device.context_bytes =
+          static_cast<uint64_t>(environment("SLUICE_SOFTGPU_CONTEXT_MIB", 0, 0, 16l << 10)) << 20;
+      device.copies = Pace("SLUICE_SOFTGPU_COPY_MIB_S");
+      device.registers = Pace("SLUICE_SOFTGPU_REGISTER_MIB_S");
       device.mps = mps;
       if (!mps) continue;
       const auto percent =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The software GPUs of this process: how many, what they claim to be, their memory and their
 // primary contexts. Made once by cuInit from the environment (SLUICE_SOFTGPU_COUNT,
-// SLUICE_SOFTGPU_MEMORY_MIB, CUDA_VISIBLE_DEVICES); never destroyed.
+// SLUICE_SOFTGPU_MEMORY_MIB and the others of README.md, CUDA_VISIBLE_DEVICES); never destroyed.
 #pragma once
 
 #include <array>
@@ -35,6 +35,19 @@ constexpr unsigned kRegistersPerSm = 65536;
 constexpr unsigned kConstantBytes = 64u << 10;
 constexpr unsigned kClockKilohertz = 1000000;
 
+// How fast something is made to be; as fast as it goes where the setting is not there.
+class Pace {
+ public:
+  Pace() = default;
+  explicit Pace(const char* setting);  // MiB a second
+  bool set() const { return mib_s_ > 0; }
+  // Takes as long as so much of it would, besides.
+  void take(uint64_t bytes) const;
+
+ private:
+  double mib_s_ = 0;
+};
+
 struct Device {
   Device(int ordinal, int physical, uint64_t memory_bytes);
 
@@ -43,6 +56,8 @@ struct Device {
   std::array<unsigned char, 16> uuid;
   DeviceMemory memory;
   unsigned sm_count;
+  uint64_t context_bytes = 0;  // that a context takes
+  Pace copies, registers;      // between host and device; of host memory, with the driver
   bool mps = false;  // a daemon serves this process, and says how many of the above it has
 
   std::mutex primary_mutex;

@@ -6,13 +6,17 @@
 
 #include <algorithm>
 
+#include "channel/futex.h"
 #include "process/log.h"
+#include "worker/turn_keeper.h"
 
 namespace sluice::worker {
 
 namespace {
 
 constexpr uint32_t kNobody = ~0u;
+// For what a library takes.
+constexpr uint64_t kRoomNs = 10'000'000'000;
 
 void* meter = nullptr;
 std::atomic<Session*> metered{nullptr};
@@ -24,6 +28,25 @@ Vgpu* on_device(Session& s, int device) {
   for (auto& v : s.vgpus)
     if (v->gpu->ordinal == device) return v.get();
   return nullptr;
+}
+
+// Where more is promised of the GPU than it has, and others are to go for what has just been taken.
+// The library is before its call to the driver, so this may stand still here. What it waits for may
+// never come: then the driver decides, as without this.
+void wait_for_room(Session& s, const Vgpu& v) {
+  if (!s.turns || !s.turns->memory().over(v.index)) return;
+  MemoryAllowance& room = s.turns->memory();
+  const uint64_t until = channel::now_ns() + kRoomNs;
+  do {
+    const Cut::KeptBack kept(s.cut);
+    const MemoryAllowance::Waiting waiting(room);
+    while (!s.cut.closed() && channel::now_ns() < until) {
+      const uint32_t changes = room.changes();
+      if (!room.over(v.index)) break;
+      room.wait(changes);
+    }
+    s.cut.wait_until_open();
+  } while (s.cut.closed());
 }
 
 bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
@@ -42,6 +65,7 @@ bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
     return false;
   }
   *account = v->index;
+  if (kind == Metered::kDevice || kind == Metered::kCode) wait_for_room(*s, *v);
   return true;
 }
 

@@ -199,6 +199,117 @@ TEST(Gang, OneThatIsStoppedKeepsNeighboursNoLonger) {
   EXPECT_EQ(had["a"], had["b"]);
 }
 
+// A job that is to stand still, with its GPUs to itself: nobody else is there.
+struct Held : Node {
+  Worker &a, &b;
+  Held()
+      : Node({"GPU-a", "GPU-b"}),
+        a(add("a", "job", {"GPU-a"}, 50)),
+        b(add("b", "job", {"GPU-b"}, 50)) {
+    a.want();
+    b.want();
+    step();
+    EXPECT_EQ(a.until(), kAlone);
+  }
+  std::vector<std::string> still() { return arbiter->take_still(); }
+};
+
+TEST(Gang, OneThatIsHeldComesToItsCutAndNoFurther) {
+  Held node;
+  issue(node.a, 0, kAll, 7);
+  issue(node.b, 0, kAll, 5);
+  node.arbiter->hold("job", 1'000 * kMs, node.now);
+  node.run(20 * kMs);
+  EXPECT_LE(node.a.until(), node.now) << "its turn without an end is over";
+  EXPECT_EQ(may(node.a), 0);
+  EXPECT_EQ(may(node.b), 2);
+  EXPECT_TRUE(node.still().empty()) << "a's collectives wait for b";
+  issue(node.b, 0, kAll, 7);
+  node.b.give_back(false);
+  node.run(kMs);
+  EXPECT_TRUE(node.still().empty()) << "a has not drained";
+  node.a.give_back(false);
+  node.run(kMs);
+  EXPECT_EQ(node.still(), std::vector<std::string>{"job"});
+  node.run(100 * kMs);
+  EXPECT_TRUE(node.still().empty()) << "it is told once";
+  node.a.want();
+  node.b.want();
+  node.run(10 * kMs);
+  EXPECT_FALSE(node.a.has_turn() || node.b.has_turn()) << "both want to go on, and are held";
+  EXPECT_LT(node.now - node.a.page->beat, kBeatNs + kMs) << "or they would go on without turns";
+  node.arbiter->go_on("job");
+  node.run(kMs);
+  EXPECT_EQ(node.a.until(), kAlone);
+  EXPECT_EQ(node.b.until(), kAlone);
+}
+
+TEST(Gang, OneThatIsHeldLeavesItsGpusToOthersAndHasItsShareLater) {
+  Gang node;
+  node.arbiter->hold("job", 10'000 * kMs, node.now);
+  std::map<std::string, Nanoseconds> had;
+  node.work(500 * kMs, &had);
+  EXPECT_EQ(node.arbiter->take_still(), std::vector<std::string>{"job"});
+  EXPECT_GT(had["other"], 450 * kMs);
+  node.arbiter->go_on("job");
+  had.clear();
+  node.work(2'000 * kMs, &had);
+  EXPECT_GT(had["a"], 600 * kMs);
+  EXPECT_GT(had["other"], 600 * kMs);
+}
+
+// Its server may have ended meanwhile.
+TEST(Gang, OneThatIsHeldGoesOnByItselfWhenThatIsOver) {
+  Held node;
+  node.arbiter->hold("job", 50 * kMs, node.now);
+  std::map<std::string, Nanoseconds> had;
+  node.work(40 * kMs, &had);
+  EXPECT_EQ(node.still().size(), 1u);
+  EXPECT_FALSE(node.a.has_turn());
+  node.run(20 * kMs);
+  EXPECT_EQ(node.a.until(), kAlone);
+}
+
+TEST(Gang, WhatIsNotThereIsStillAndNothingOfItIsHeld) {
+  Held node;
+  node.arbiter->hold("another", 1'000 * kMs, node.now);
+  EXPECT_EQ(node.still(), std::vector<std::string>{"another"});
+  node.arbiter->go_on("another");
+  node.run(10 * kMs);
+  EXPECT_EQ(node.a.until(), kAlone);
+}
+
+// Held again and again in the middle of anything, with workers that write what they like: nobody
+// is held for longer than was said, and the neighbour has its turns.
+TEST(Gang, HoldsEndWhateverWorkersWrite) {
+  Node node({"GPU-a", "GPU-b"});
+  std::vector<Worker*> job;
+  for (const char* name : {"a", "b"}) job.push_back(&node.add(name, "job", 50));
+  node.add("other", "other", 50).want();
+  std::mt19937 random(5);
+  std::map<std::string, Nanoseconds> had;
+  for (int i = 0; i < 10'000; ++i) {
+    Worker& w = *job[random() % job.size()];
+    w.page->places = random();
+    w.page->issued[random() % 4].communicator = random() % 3;
+    w.page->issued[random() % 4].count = random();
+    w.page->wants = random() % 3;
+    if (random() % 20 == 0) w.page->returned = static_cast<uint32_t>(random());
+    if (random() % 50 == 0) node.arbiter->hold("job", random() % 20 * kMs, node.now);
+    if (random() % 70 == 0) node.arbiter->go_on("job");
+    node.work(kMs / 10, &had);
+  }
+  EXPECT_GT(static_cast<double>(had["other"]) / 1'000 / kMs, 0.4);
+  for (Worker* w : job) {
+    w->page->places = 0;
+    w->page->returned = w->page->turn - 1;
+    w->want();
+  }
+  had.clear();
+  node.work(1'000 * kMs, &had);
+  EXPECT_GT(had["a"], 100 * kMs) << "and goes on";
+}
+
 // Words that make no sense are words: the arbiter goes on, and the neighbour has its share.
 TEST(Gang, WhatStandsOnPagesMayBeAnything) {
   Node node({"GPU-a", "GPU-b"});

@@ -33,6 +33,7 @@ struct MemorySession {
   Nanoseconds asked_at = 0;          // since when it has work and waits
   bool stands = false;               // it is being moved, or is out
   bool stubborn = false;             // it does not come to a stop
+  bool lies = false;                 // it never comes in, as all that there is were missing
   Nanoseconds worked = 0, waited = 0;
   std::vector<Nanoseconds> answers;  // from work to its end
   int moved_out = 0, moved_in = 0;
@@ -103,7 +104,8 @@ class MemoryNode {
   std::map<uint32_t, MemorySession> sessions;
   Nanoseconds now = kSec;
   Nanoseconds gib_takes = 20 * kMs;  // to move
-  int moves = 0;
+  uint64_t uncounted = 0;            // that is taken on the GPU, and nobody has booked
+  int moves = 0, no_room = 0;
 
  private:
   static constexpr Nanoseconds kStep = kMs;
@@ -112,6 +114,7 @@ class MemoryNode {
     Nanoseconds ends;
     uint64_t bytes;  // out in all, then
     bool failed = false;
+    uint64_t missing = 0;  // with that
   };
 
   void advance(MemorySession& s) {
@@ -134,6 +137,10 @@ class MemoryNode {
   void begin(const Move& move) {
     MemorySession& s = sessions.at(move.tenant);
     if (move.out && s.stubborn) return moves_.push_back({move, now + kMs, s.out, true});
+    if (!move.out && s.lies) return moves_.push_back({move, now + 20 * kMs, s.out, true, ~0ull});
+    const uint64_t needs = resident() + uncounted + s.out;
+    if (!move.out && needs > bytes_)
+      return moves_.push_back({move, now + 20 * kMs, s.out, true, needs - bytes_});
     s.stands = true;
     const uint64_t most = s.taken - s.staying;
     const uint64_t out = move.out ? std::min(std::max(move.bytes.at(0), s.out), most) : 0;
@@ -154,14 +161,17 @@ class MemoryNode {
       moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(i));
       MemorySession& s = sessions.at(done.move.tenant);
       if (done.failed) {
-        policy.moved(done.move.tenant, {{0, s.out}}, "it does not stop", now);
+        no_room += done.missing > 0;
+        policy.moved(done.move.tenant, {{0, s.out}},
+                     done.missing ? "there is less room than is counted" : "it does not stop",
+                     {{0, done.missing}}, now);
         continue;
       }
       s.out = done.bytes;
       s.stands = done.move.out;
       ++(done.move.out ? s.moved_out : s.moved_in);
       ++moves;
-      policy.moved(done.move.tenant, {{0, s.out}}, "", now);
+      policy.moved(done.move.tenant, {{0, s.out}}, "", {}, now);
     }
   }
 

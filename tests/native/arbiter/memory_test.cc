@@ -16,7 +16,7 @@ class MemoryPages : public testing::Test {
  protected:
   MemoryPages() {
     std::string error;
-    EXPECT_TRUE(arbiter.set_memory("GPU-a", 100 * kMib, &error)) << error;
+    EXPECT_TRUE(arbiter.set_memory("GPU-a", 100 * kMib, 0, &error)) << error;
     arbiter.set_idle(1'000 * kMs);
   }
   TurnPage& join(const std::string& name, uint64_t mib, uint64_t out_mib = 0, bool away = false) {
@@ -91,7 +91,7 @@ TEST_F(MemoryPages, RoomIsGivenAsFarAsThereIsAnyAndThenSomebodyIsToGo) {
   EXPECT_TRUE(told[0].out);
   EXPECT_EQ(told[0].bytes.at("GPU-a"), 40 * kMib) << "the difference";
   EXPECT_FALSE(may(b)) << "not before it is done";
-  arbiter.memory_moved("a", {{"GPU-a", 40 * kMib}}, "", now);
+  arbiter.memory_moved("a", {{"GPU-a", 40 * kMib}}, "", {}, now);
   look();
   EXPECT_TRUE(may(b));
   take(b);
@@ -103,7 +103,7 @@ TEST_F(MemoryPages, RoomIsGivenAsFarAsThereIsAnyAndThenSomebodyIsToGo) {
     now += 100 * kMs;
     look();
   }
-  arbiter.memory_moved("b", {{"GPU-a", 40 * kMib}}, "", now);
+  arbiter.memory_moved("b", {{"GPU-a", 40 * kMib}}, "", {}, now);
   look();
   const auto back = orders();
   ASSERT_EQ(back.size(), 1u);
@@ -154,7 +154,7 @@ TEST_F(MemoryPages, AnArbiterThatIsStartedAnewLearnsWhereEverybodyIs) {
   take_all(a, 80);
   Arbiter fresh;
   std::string error;
-  ASSERT_TRUE(fresh.set_memory("GPU-a", 100 * kMib, &error));
+  ASSERT_TRUE(fresh.set_memory("GPU-a", 100 * kMib, 0, &error));
   for (const auto& [name, out] : std::map<std::string, uint64_t>{{"a", 60}, {"b", 0}}) {
     TenantRequest request{name, {"GPU-a"}, 50, false};
     request.memory = {{"GPU-a", 80 * kMib, 0, out * kMib}};

@@ -155,6 +155,123 @@ TEST(Residency, WhoWaitsForMemoryHimselfKeepsNobodyOut) {
   EXPECT_EQ(node.sessions.at(b).taken, 80 * kGib);
 }
 
+// As a program takes memory in its first steps, each little by itself, beside one that works.
+TEST(Residency, WhoTakesALittleMoreInHisStayKeepsHisPlace) {
+  MemoryNode node(140 * kGib);
+  const uint32_t a = node.add(96), b = node.add(96);
+  for (const uint32_t id : {a, b}) {
+    node.sessions.at(id).busy = true;
+    node.sessions.at(id).asked = 88 * kGib;
+  }
+  node.run(30 * kSec);
+  const int before = node.moves;
+  for (int i = 0; i < 8; ++i)
+    for (const uint32_t id : {a, b}) {
+      MemorySession& s = node.sessions.at(id);
+      const Nanoseconds worked = s.worked;
+      while (s.worked < worked + 100 * kMs) node.run(kMs);
+      s.asked = kGib;
+      while (s.asked && node.now < 3000 * kSec) node.run(kMs);
+      ASSERT_EQ(s.asked, 0u);
+    }
+  EXPECT_LE(node.moves - before, 4 * 16) << "an exchange for each, and one that makes room";
+  for (const uint32_t id : {a, b}) EXPECT_EQ(node.sessions.at(id).taken, 96 * kGib);
+}
+
+// Both take without end, as one does who frees and takes in each step.
+TEST(Residency, WhoTakesAgainAndAgainHasOneStayAndNoMore) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(80), b = node.add_full(80);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(20 * kSec);
+  for (const uint32_t id : {a, b}) node.sessions.at(id).worked = 0;
+  for (int i = 0; i < 3000; ++i) {
+    node.run(100 * kMs);
+    for (const uint32_t id : {a, b}) {
+      MemorySession& s = node.sessions.at(id);
+      if (!s.has_memory() || s.asked) continue;
+      s.taken -= 2 * kGib;
+      s.asked = 2 * kGib;
+    }
+  }
+  for (const uint32_t id : {a, b}) {
+    const double part = static_cast<double>(node.sessions.at(id).worked) / (300.0 * kSec);
+    EXPECT_GT(part, 0.25) << id;
+  }
+}
+
+TEST(Residency, SomeIsLeftFreeOnlyWhereMoreIsPromisedAndSomebodyCanGoForIt) {
+  MemoryNode node(100 * kGib);
+  node.policy.set_gpu(0, 100 * kGib, 2 * kGib);
+  const uint32_t a = node.add_full(60), b = node.add_full(40);
+  node.sessions.at(a).busy = node.sessions.at(b).busy = true;
+  node.run(10 * kSec);
+  EXPECT_FALSE(node.policy.bounded(0)) << "all that is promised fits";
+  EXPECT_EQ(node.moves, 0);
+  node.sessions.at(node.add_full(20)).busy = true;
+  node.run(60 * kSec);
+  EXPECT_GT(node.moves, 0);
+  EXPECT_LE(node.resident(), 98 * kGib);
+  node.remove(a);
+  node.remove(b);
+  const uint32_t whole = node.add_full(100);
+  node.sessions.at(whole).busy = true;
+  node.run(60 * kSec);
+  EXPECT_GT(node.sessions.at(whole).worked, 0) << "it was promised all of it";
+}
+
+TEST(Residency, WhoFindsLessRoomThanIsCountedHasMoreMade) {
+  MemoryNode node(140 * kGib);
+  const uint32_t a = node.add_full(90), b = node.add_full(90);
+  node.sessions.at(a).busy = true;
+  node.run(kSec);
+  node.uncounted = 3 * kGib;  // contexts took it
+  node.sessions.at(b).busy = true;
+  node.run(200 * kSec);
+  EXPECT_GT(node.no_room, 0);
+  EXPECT_LE(node.no_room, 8) << "it is known from then on";
+  for (const uint32_t id : {a, b}) {
+    EXPECT_GT(node.sessions.at(id).moved_in, 3) << id;
+    EXPECT_GT(node.sessions.at(id).worked, 60 * kSec) << id;
+  }
+}
+
+TEST(Residency, WhoFindsNoRoomAndHasNobodyToMakeSomeTriesAgain) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(80), b = node.add_full(80);
+  node.sessions.at(a).busy = true;
+  node.run(kSec);
+  node.sessions.at(a).busy = false;
+  node.sessions.at(b).busy = true;
+  node.run(30 * kSec);
+  ASSERT_GT(node.sessions.at(b).worked, 0);
+  node.remove(b);
+  node.uncounted = 60 * kGib;
+  node.sessions.at(a).busy = true;
+  node.run(30 * kSec);
+  EXPECT_FALSE(node.sessions.at(a).has_memory());
+  EXPECT_GT(node.no_room, 4);
+  EXPECT_LE(node.no_room, 40);
+  node.uncounted = 0;  // whoever had it has ended
+  node.run(6 * kSec);
+  EXPECT_TRUE(node.sessions.at(a).has_memory());
+}
+
+// It may have others go out further, as it could by asking for memory; they come back.
+TEST(Residency, WhoSaysThatAllIsMissingKeepsNobodyOut) {
+  MemoryNode node(100 * kGib);
+  const uint32_t a = node.add_full(80), liar = node.add_full(80);
+  node.sessions.at(a).busy = node.sessions.at(liar).busy = true;
+  node.run(20 * kSec);
+  node.sessions.at(liar).lies = true;
+  MemorySession& honest = node.sessions.at(a);
+  node.run(20 * kSec);
+  honest.worked = 0;
+  node.run(200 * kSec);
+  EXPECT_GT(static_cast<double>(honest.worked) / (200.0 * kSec), 0.3);
+  EXPECT_EQ(node.sessions.at(liar).room, node.sessions.at(liar).taken);
+}
+
 TEST(Residency, OneThatIsSuspendedWantsNothing) {
   MemoryNode node(100 * kGib);
   const uint32_t a = node.add_full(80), b = node.add_full(80);
@@ -164,7 +281,7 @@ TEST(Residency, OneThatIsSuspendedWantsNothing) {
   MemorySession& s = node.sessions.at(a);
   s.stands = true;
   s.out = s.taken;
-  node.policy.moved(a, {{0, s.out}}, "", node.now);
+  node.policy.moved(a, {{0, s.out}}, "", {}, node.now);
   node.sessions.at(b).busy = true;
   node.run(10 * kSec);
   EXPECT_GT(node.sessions.at(b).worked, 0);

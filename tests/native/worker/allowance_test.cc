@@ -117,6 +117,60 @@ TEST_P(Allowance, ASessionThatWaitsForRoomComesToAStopAndGoesOnWaiting) {
   EXPECT_EQ(created, 1u);
 }
 
+// Somebody takes what nobody counts: what is counted leaves room, and the GPU has none.
+TEST_P(Allowance, WhereTheGpuHasLessThanIsCountedItAsksForMoreAndWaits) {
+  Rig& rig = make();
+  static std::atomic<size_t> free_bytes;
+  free_bytes = kSlab / 2;
+  rig.driver.table.cuMemGetInfo_v2 = [](size_t* free, size_t* total) {
+    *free = free_bytes;
+    *total = 64 * kSlab;
+    return CUDA_SUCCESS;
+  };
+  rig.driver.table.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t bytes,
+                                    const CUmemAllocationProp*, unsigned long long) {
+    if (bytes > free_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+    *handle = 1 + created.fetch_add(1);
+    return CUDA_SUCCESS;
+  };
+  words().bounded = 1;
+  allow(kSlab);
+  map(rig, 0);
+  ASSERT_TRUE(soon([&] { return words().waits == 1; }));
+  EXPECT_EQ(words().asked, kSlab + kSlab / 2) << "with what is missing";
+  EXPECT_EQ(created, 0u);
+  for (int i = 0; i < 5; ++i) {  // it stands still meanwhile as ever
+    ASSERT_TRUE(rig.executor->stop(now_ns() + kEver));
+    rig.executor->go_on();
+  }
+  free_bytes = 2 * kSlab;  // somebody has gone
+  allow(2 * kSlab);
+  EXPECT_TRUE(rig.wait_idle(0));
+  EXPECT_EQ(created, 1u);
+  EXPECT_EQ(words().asked, 0u);
+}
+
+TEST_P(Allowance, WhatIsOutOfMemoryForAnotherReasonIsNotTriedAgain) {
+  Rig& rig = make();
+  static std::atomic<int> tries;
+  tries = 0;
+  rig.driver.table.cuMemGetInfo_v2 = [](size_t* free, size_t* total) {
+    *free = *total = 64 * kSlab;
+    return CUDA_SUCCESS;
+  };
+  rig.driver.table.cuMemCreate = [](CUmemGenericAllocationHandle*, size_t,
+                                    const CUmemAllocationProp*, unsigned long long) {
+    ++tries;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  };
+  words().bounded = 1;
+  allow(4 * kSlab);
+  map(rig, 0);
+  rig.post_fill(1);
+  EXPECT_TRUE(rig.driver.wait_fills(1));
+  EXPECT_EQ(tries, 1);
+}
+
 TEST_P(Allowance, WhatStandsStillSaysThatItHasWork) {
   Rig& rig = make();
   ASSERT_TRUE(rig.executor->stop(now_ns() + kEver));

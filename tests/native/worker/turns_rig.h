@@ -96,6 +96,7 @@ struct Rig {
   ToldGpu gpu;
   arbiter::TurnPage* page = nullptr;
   int bell = -1;
+  Cut cut;
   std::unique_ptr<TurnKeeper> keeper;
   std::unique_ptr<Gate> gate;
 
@@ -113,7 +114,7 @@ struct Rig {
     std::string error;
     keeper = TurnKeeper::open(fd, dup(bell), &error, hand_over_ns);
     EXPECT_TRUE(keeper) << error;
-    gate = std::make_unique<Gate>(gpu.driver, nullptr, keeper.get());
+    gate = std::make_unique<Gate>(gpu.driver, nullptr, keeper.get(), &cut);
     keeper->add(gate.get());
     EXPECT_TRUE(keeper->start());
   }

@@ -275,6 +275,81 @@ TEST(Turns, AHeldSessionGivesItsTurnBack) {
   program.join();
 }
 
+// As an executor's thread, within a command.
+TEST(Turns, WhoWaitsForATurnIsKeptBackAndWantsNoneWhileItsSessionStandsStill) {
+  auto& r = *new Rig;
+  std::thread program([&] {
+    Cut::begun();
+    r.launch(stream(1));
+    Cut::done();
+  });
+  ASSERT_TRUE(soon([&] { return r.page->wants == 1 && r.cut.kept_back() == 1; }));
+  r.cut.close();
+  ASSERT_TRUE(soon([&] { return r.cut.kept_back() == 1; }));
+  r.give(now() + 3'600'000'000'000);  // others want one, too
+  EXPECT_TRUE(soon([&] { return r.returned(); })) << "it has no use for it";
+  EXPECT_EQ(r.page->wants, 0u);
+  EXPECT_EQ(r.gpu.issued(stream(1)), 0u);
+  EXPECT_EQ(r.cut.kept_back(), 1u);
+  r.cut.open();
+  ASSERT_TRUE(soon([&] { return r.page->wants == 1; }));
+  r.give(kUntilWanted);
+  program.join();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+  EXPECT_EQ(r.cut.kept_back(), 0u);
+}
+
+// Whatever a turn's beginning and a stop's meet: what is counted as kept back launches nothing.
+TEST(Turns, WhatIsKeptBackLaunchesNothing) {
+  auto& r = *new Rig;
+  r.gpu.instant = true;
+  constexpr uint64_t kLaunches = 300;
+  std::thread program([&] {
+    for (uint64_t i = 0; i < kLaunches; ++i) {
+      Cut::begun();
+      r.launch(stream(1));
+      Cut::done();
+    }
+  });
+  std::atomic<bool> over{false};
+  std::thread arbiter([&] {
+    while (!over) {
+      r.give(now() + 300'000);
+      std::this_thread::sleep_for(700us);
+    }
+  });
+  while (r.gpu.issued(stream(1)) < kLaunches) {
+    r.cut.close();
+    for (int i = 0; i < 1'000 && r.cut.kept_back() == 0; ++i) std::this_thread::yield();
+    if (r.cut.kept_back() == 1) {
+      const uint64_t before = r.gpu.issued(stream(1));
+      std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(r.gpu.issued(stream(1)), before);
+    }
+    r.cut.open();
+    std::this_thread::sleep_for(200us);
+  }
+  program.join();
+  over = true;
+  arbiter.join();
+}
+
+// A group of calls to NCCL is one: its later calls wait for nothing.
+TEST(Turns, WhoHasBegunAGroupOfCallsEndsItWhateverStandsStill) {
+  auto& r = *new Rig(kUntilWanted);
+  std::thread program([&] {
+    auto first = r.gate->pass(stream(1), {7});
+    r.cut.close();
+    r.say(now());
+    auto second = r.gate->pass(stream(1), {7});
+    r.gpu.launch(stream(1));
+    first.issued();
+    second.issued();
+  });
+  program.join();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+}
+
 TEST(Turns, WhoEndsWaitsForNothing) {
   auto& r = *new Rig(kUntilWanted);
   r.launch(stream(1));

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a session stands on its way out and back, by its worker's own word.
+
+Remembered by sessions.suspending, which orders the steps; a worker that was taken over may say
+anything, so nobody else is given what it says without a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from sluice.server.workers.packets import Message
+
+RUNNING, STOPPED, OUT = "running", "stopped", "out"
+#: Whose order it is that a session is out: the pool suspended it, or its node needs the room.
+CONTROLLER, ARBITER = "controller", "arbiter"
+UNDER_WAY = ("stopping", "moving-out", "moving-in")
+#: For moving; slow hosts swap, or copy without pinned memory.
+MOVE_SECONDS, MOVE_SECONDS_PER_GIB = 30.0, 10.0
+MIB_PER_GIB = 1024
+#: Of what is logged of one order.
+MOST_STEPS, MOST_STEP_TEXT = 16, 300
+
+
+@dataclass(slots=True)
+class Standing:
+    """How a session's worker stands, by its own word."""
+
+    state: str = RUNNING
+    movable_mib: int = 0
+    planned_mib: int = 0  # that the next move takes of host memory
+    moved_by: str = ""  # of one that is out
+    plans: bool = False  # it can have a part of its memory moved; an earlier release's cannot
+    staying_mib: tuple[int, ...] = ()  # by vGPU of the session
+    movable: tuple[int, ...] = ()  # MiB, the same
+    out: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()  # of one that found no place: MiB that its GPU has too few free
+    taken: list[str] = field(default_factory=list)  # its steps since it was asked, in words
+    owed: int = 0  # answers to orders that it has not given yet
+    waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
+
+    def take(self, message: Message, vgpus: int) -> None:
+        """What the worker says."""
+        self.state = message.get("suspension", RUNNING)
+        self.movable_mib = message.number("movable_mib")
+        self.planned_mib = message.number("planned_mib")
+        self.plans = "planned_mib" in message.fields
+        self.moved_by = message.get("moved_by")
+        self.staying_mib, self.movable, self.out, self.missing = (
+            tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))
+            for name in ("staying", "movable", "out", "missing")
+        )
+
+    def note(self, step: str, seconds: float, parts: str) -> None:
+        """A step was done; `parts`: by its worker."""
+        if len(self.taken) < MOST_STEPS:
+            within = f" ({parts[:MOST_STEP_TEXT]})" if parts else ""
+            self.taken.append(f"{step} {seconds:.3f} s{within}")
+
+    @property
+    def host_mib(self) -> int:
+        """The host memory that it has, or has with the move that is under way or planned."""
+        return sum(self.out) + self.planned_mib if self.plans else self.movable_mib
+
+
+def seconds_for(mib: int) -> float:
+    """How long a worker may take to move so much."""
+    return MOVE_SECONDS + MOVE_SECONDS_PER_GIB * mib / MIB_PER_GIB
