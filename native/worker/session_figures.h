@@ -22,8 +22,10 @@ struct MergingFigures {
   std::atomic<uint64_t> stale{0}, busy{0};
   static constexpr size_t kReasons = std::extent_v<decltype(wire::MergeFigures::left)>;
   std::array<std::atomic<uint64_t>, kReasons> left{};  // commands that ran singly, by LeftSingle
+  // By the leader alone, so that it costs a command next to nothing.
   void leave(wire::LeftSingle why, uint64_t commands = 1) {
-    left[static_cast<size_t>(why)].fetch_add(commands, std::memory_order_relaxed);
+    std::atomic<uint64_t>& count = left[static_cast<size_t>(why)];
+    count.store(count.load(std::memory_order_relaxed) + commands, std::memory_order_relaxed);
   }
   uint64_t left_by(wire::LeftSingle why) const {
     return left[static_cast<size_t>(why)].load(std::memory_order_relaxed);

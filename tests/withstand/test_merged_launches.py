@@ -34,11 +34,11 @@ def repeats() -> Path:
 
 @contextmanager
 def started(
-    plane: ControlPlane, repeats: Path, channel: str, how: str
+    plane: ControlPlane, repeats: Path, channel: str, how: str, **more: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The program; it is killed if it has not ended."""
     environment = plane.program_environment(
-        SLUICE_CHANNEL=channel, SLUICE_GMEM="64", SLUICE_MERGE=how, SLUICE_STATS="1"
+        SLUICE_CHANNEL=channel, SLUICE_GMEM="64", SLUICE_MERGE=how, SLUICE_STATS="1", **more
     )
     program = subprocess.Popen(
         [repeats, SEED, TURNS],
@@ -76,10 +76,10 @@ def grant_of(plane: ControlPlane, program: subprocess.Popen[str]) -> str | None:
     return str(found[0]) if found else None
 
 
-def state_of(plane: ControlPlane, grant: str) -> str:
-    """Of its suspension; "over": the grant is."""
+def state_of(plane: ControlPlane, grant: str, program: subprocess.Popen[str]) -> str:
+    """Of its suspension; "over": the program is."""
     answer = plane.rest.get(f"/grants/{grant}")
-    if answer.status_code != 200 or answer.json().get("ended_at"):
+    if answer.status_code != 200 or program.poll() is not None:
         return "over"
     shown = answer.json()["suspension"]
     return str(shown["state"]) if shown else "running"
@@ -98,15 +98,17 @@ def test_suspended_again_and_again_it_computes_the_same(
             if plane.rest.post(f"/grants/{grant}/suspend").status_code != 202:
                 break
             wait_for(
-                lambda: state_of(plane, grant) in {"suspended", "over", "running"},
+                lambda: state_of(plane, grant, program) in {"suspended", "over", "running"},
                 LIMIT,
                 "an end of stopping",
             )
-            if state_of(plane, grant) != "suspended":
+            if state_of(plane, grant, program) != "suspended":
                 continue
             suspended += 1
             assert plane.rest.post(f"/grants/{grant}/resume").status_code == 202
-            wait_for(lambda: state_of(plane, grant) in {"running", "over"}, LIMIT, "it to go on")
+            wait_for(
+                lambda: state_of(plane, grant, program) in {"running", "over"}, LIMIT, "it to go on"
+            )
         is_same(program, expected)
     assert suspended > 0
 
@@ -143,6 +145,17 @@ def test_killed_while_commands_are_held_it_leaves_nothing(
     expected = plain(plane, repeats)
     with started(plane, repeats, channel, "force") as program:
         is_same(program, expected)
+
+
+def test_two_that_share_a_gpu_compute_the_same(plane: ControlPlane, repeats: Path) -> None:
+    expected = plain(plane, repeats)
+    share = {"SLUICE_RATIO": "30"}
+    with (
+        started(plane, repeats, "shm", "force", **share) as one,
+        started(plane, repeats, "tcp", "force", **share) as other,
+    ):
+        is_same(one, expected)
+        is_same(other, expected)
 
 
 @pytest.mark.control_plane(metrics={})

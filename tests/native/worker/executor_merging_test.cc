@@ -137,7 +137,8 @@ TEST_P(Merging, AGraphThatIsNotTakenRunsAsItsCommands) {
   const auto fills = rig.driver.fills();
   EXPECT_EQ(fills.size(), turns * kPeriod);
   expect_turns(fills);
-  EXPECT_EQ(figures(rig).refused, 1u) << "it is tried once";
+  EXPECT_GE(figures(rig).refused, 1u);
+  EXPECT_LE(figures(rig).refused, 2u) << "each piece is tried once";
 }
 
 INSTANTIATE_TEST_SUITE_P(Channels, Merging,
