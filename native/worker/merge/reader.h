@@ -25,10 +25,10 @@ enum class Kind : uint8_t {
 struct Read {
   Kind kind = Kind::kEndsAll;
   bool launch = false;  // one kernel, whose parameters may change
-  bool sets = false;    // tells a library's object something, and gives the GPU nothing to do
   uint64_t stream = 0;  // where its work goes
   size_t varying = 0,
          varying_end = 0;  // the bytes of its body that may change: a kernel's parameters
+  bool sets = false;       // tells a library's object something, and gives the GPU nothing to do
 };
 
 class Reader {
