@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 using channel::now_ns;
 using wire::LeftSingle;
 
-constexpr uint64_t kLong = 20'000'000'000;
+constexpr uint64_t kForEver = 20'000'000'000;
 constexpr unsigned kPeriod = 8;  // the commands of one piece behind a boundary
 
 class Merging : public ::testing::TestWithParam<Kind> {
@@ -63,7 +63,7 @@ TEST_P(Merging, RepeatsAreLaunchedAsGraphsInOrderWhileItIsStoppedAgainAndAgain) 
     over = true;
   });
   while (!over) {
-    if (!rig.executor->stop(now_ns() + kLong)) break;
+    if (!rig.executor->stop(now_ns() + kForEver)) break;
     const size_t before = rig.driver.fill_count();
     std::this_thread::sleep_for(1ms);
     EXPECT_EQ(rig.driver.fill_count(), before) << "what was held ran behind the stop";
@@ -84,7 +84,7 @@ TEST_P(Merging, WhatIsHeldRunsBeforeAStopEnds) {
   post_turn(rig, 3);
   const uint64_t all = rig.session->figures.commands;
   // All three have come, or come while it stops, or stay in the channel behind that.
-  ASSERT_TRUE(rig.executor->stop(now_ns() + kLong));
+  ASSERT_TRUE(rig.executor->stop(now_ns() + kForEver));
   const size_t stopped = rig.driver.fill_count();
   EXPECT_GE(stopped, turns * kPeriod);
   std::this_thread::sleep_for(30ms);  // longer than anything is held
