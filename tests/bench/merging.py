@@ -22,7 +22,8 @@ Run = Callable[[str], dict[str, float]]
 
 def merging_figures(run: Run) -> list[Figure]:
     """`run` runs the launches with SLUICE_MERGE set to what it is given."""
-    off, auto = [], []
+    off: list[float] = []
+    auto: list[float] = []
     for pair in range(PAIRS):
         for how in ("off", "auto") if pair % 2 else ("auto", "off"):
             (off if how == "off" else auto).append(run(how)["launch_drained_us"])

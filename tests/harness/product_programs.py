@@ -21,7 +21,7 @@ def build_product_programs() -> Path:
     """Compiles the programs where they are older than their sources; the folder they are in."""
     build = ROOT / "tests" / "programs" / "build.py"
     names = sorted(path.stem for path in SOURCES.glob("*.cu"))
-    command = [sys.executable, build, "--sources", SOURCES, "--out", BUILT, *names]
+    command = [sys.executable, str(build), "--sources", str(SOURCES), "--out", str(BUILT), *names]
     subprocess.run(command, check=True, timeout=300)
     return BUILT
 
@@ -30,6 +30,6 @@ def make_products(folder: Path) -> Path:
     """Compiles the two libraries for workers, which have accounts of their own; the folder."""
     folder.mkdir(parents=True)
     for name in NAMES:
-        options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{name}", "-o", folder / name]
-        subprocess.run(["cc", *options, SOURCES / "fake_products.c"], check=True)
+        options = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        subprocess.run(["cc", *options, str(SOURCES / "fake_products.c")], check=True)
     return folder
