@@ -7,6 +7,7 @@
 
 #include "library/objects.h"
 #include "wire/bodies/cudnn_backend.h"
+#include "wire/library_sizes.h"
 #include "worker/library/library.h"
 #include "worker/merge/recogniser.h"
 
@@ -178,6 +179,23 @@ bool Reader::in_window(uint64_t address) const {
                              [&](const auto& v) { return v->window_holds(address); });
 }
 
+// Whether a setting may be made once more whenever that may be: memory other than the vGPUs'
+// windows can go, and what names it is refused from then on.
+bool Reader::stays_valid(const wire::FunctionSpec& f, const Command& c) const {
+  uint64_t words[wire::kMaxLibraryParams]{};
+  const size_t bytes = size_t{f.params} * 8;
+  if (c.body.size() < bytes) return false;
+  std::memcpy(words, c.body.data(), bytes);
+  if (f.set_by >= 0) words[f.set_by] = what_it_sets(f, c);
+  for (int i = 0; i < f.params; ++i) {
+    if (!wire::carries_address(f.param[i], words)) continue;
+    // The value is all that travels behind the words.
+    const uint64_t address = word(c, f.params);
+    if (address != 0 && !in_window(address)) return false;
+  }
+  return true;
+}
+
 Read Reader::read_launch(const Command& c) const {
   wire::Launch l;
   if (!take(c, &l) || l.param_bytes > c.body.size() - sizeof l || peculiar_.contains(l.stream))
@@ -229,7 +247,8 @@ Read Reader::read_library(const Command& c) {
   const uint64_t id = word(c, handle);
   if (f.state == CallState::kDestroys) libraries_.gone(id);
   const bool sets = may_be_set_in_a_piece(*entry);
-  if (f.state == CallState::kSets) libraries_.set(id, what_it_sets(f, c), f, c, sets);
+  if (f.state == CallState::kSets)
+    libraries_.set(id, what_it_sets(f, c), f, c, sets && stays_valid(f, c));
   if (f.changes >= 0) libraries_.changed(word(c, f.changes));
   if (sets && !libraries_.full()) return {.kind = Kind::kMergeable, .sets = true};
   if (libraries_.full() || handle < 0 || !in_a_piece(*entry)) return {Kind::kBoundary};

@@ -55,6 +55,7 @@ class Reader {
   Read read_library(const Command& c);
   uint64_t key(const Command& c, const Read& r, const LibraryStates& libraries) const;
   bool in_window(uint64_t address) const;
+  bool stays_valid(const wire::FunctionSpec& function, const Command& c) const;
 
   const Session& session_;
   LibraryStates libraries_;
