@@ -78,6 +78,7 @@ DispatchTable make() {
   add_atomics_handlers(t);
   add_generated_handlers(t);
   add_node_link_handlers(t);
+  add_merging_handlers(t);
   add_node_nvml_handlers(t);
   add_profile_handlers(t);
   add_library_handlers(t);

@@ -60,6 +60,7 @@ void add_code_names_handlers(DispatchTable&);
 void add_atomics_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
 void add_library_handlers(DispatchTable&);
+void add_merging_handlers(DispatchTable&);
 void add_node_link_handlers(DispatchTable&);
 void add_node_nvml_handlers(DispatchTable&);
 void add_cudnn_backend_handlers(DispatchTable&);

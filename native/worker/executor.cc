@@ -67,7 +67,8 @@ Executor::Executor(Session& session, std::function<void(const process::End&)> en
     merger_ = std::make_unique<merge::Merger>(
         session, session.plan.merging,
         merge::Merger::Runs{[this](const Command& c) { run_held(c); },
-                            [this](size_t n, CUresult status) { replayed(n, status); }});
+                            [this](size_t n, CUresult status) { replayed(n, status); },
+                            [this] { return in_libraries_.load() > 0; }});
 }
 
 bool Executor::start() {
@@ -141,8 +142,9 @@ void Executor::lead(std::byte* frame) {
     if (got == Endpoint::Got::kEmpty) {
       const uint64_t now = now_ns();
       if (empty_since == 0) empty_since = now;
-      if (merger_ && merger_->has_work() && now - empty_since > kPauseNs) {
-        merger_->work();
+      if (merger_ && merger_->has_work() && now - empty_since > kPauseNs && make_piece()) {
+        if (session_.rejected())
+          return end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
         continue;
       }
       if (now - empty_since < kSpinNs) {
@@ -178,6 +180,16 @@ void Executor::lead(std::byte* frame) {
       endpoint_.set_sleeping(false);
     }
   }
+}
+
+// Said before it is looked whether it may, as a command is counted: stop() looks the other way
+// round.
+bool Executor::make_piece() {
+  making_.store(true, std::memory_order_seq_cst);
+  const bool may = stopped_.load(std::memory_order_seq_cst) == 0;
+  if (may) merger_->work();
+  making_.store(false, std::memory_order_seq_cst);
+  return may;
 }
 
 bool Executor::more_comes() {
@@ -231,6 +243,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     // goes first: who is woken while it is still held goes back to sleep, and nobody wakes him
     // again.
     *parked = true;
+    if (merger_ && merge::Reader::of_a_library(f)) in_libraries_.fetch_add(1);
     baton_.store(false, std::memory_order_seq_cst);
     endpoint_.set_sleeping(true);
     if (endpoint_.unannounced()) endpoint_.wake_one();
@@ -241,6 +254,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     const NodeCupti::Noted noted(call);
     run_handler(command, *h, reply);
   }
+  if (*parked && merger_ && merge::Reader::of_a_library(f)) in_libraries_.fetch_sub(1);
   if (session_.rejected()) {
     end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
     return false;
@@ -322,7 +336,9 @@ bool Executor::stop(uint64_t until_ns) {
   for (;;) {
     const uint64_t kept_back = session_.cut.kept_back();
     const uint64_t done = figures.activity.load(std::memory_order_seq_cst);
-    if (kept_back + done == figures.commands.load(std::memory_order_seq_cst)) return true;
+    if (!making_.load(std::memory_order_seq_cst) &&
+        kept_back + done == figures.commands.load(std::memory_order_seq_cst))
+      return true;
     if (over_ || now_ns() >= until_ns) break;
     channel::sleep_ns(kStopLookNs);
   }

@@ -60,6 +60,9 @@ class Executor {
   void run_held(const Command& command);
   void replayed(size_t commands, CUresult status);
   void count_done();
+  // Has pieces of the session's commands made, while the client sends nothing. False: none is to be
+  // made now.
+  bool make_piece();
   // A GPU's context is no good any more, or a call failed whose caller had gone on.
   void fail(CUresult error);
   // False: there are none to be had, or as many as there may be.
@@ -78,6 +81,8 @@ class Executor {
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};
+  std::atomic<bool> making_{false};     // a graph, of commands that are done
+  std::atomic<int> in_libraries_{0};    // answered calls of libraries, on threads that do not lead
   std::atomic<uint32_t> watch_word_{0};
   std::atomic<bool> watching_{false};
   // Which lanes have a command under way: the client may use one again when it has the answer.

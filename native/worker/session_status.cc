@@ -10,6 +10,7 @@
 #include "abi/function_ids.h"
 #include "channel/futex.h"
 #include "library/objects.h"
+#include "wire/merge_figures.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -30,11 +31,24 @@ std::string name_of(uint16_t function) {
   return name ? name : "command " + std::to_string(function);
 }
 
+// In the status, as native/api/control.yaml has them.
+constexpr std::pair<wire::LeftSingle, const char*> kLeftNames[] = {
+    {wire::LeftSingle::kLate, "merged_late"},
+    {wire::LeftSingle::kDiffering, "merged_differing"},
+    {wire::LeftSingle::kCutShort, "merged_cut_short"},
+    {wire::LeftSingle::kNotMade, "merged_not_made"},
+    {wire::LeftSingle::kUnseen, "merged_unseen"},
+    {wire::LeftSingle::kAnswered, "merged_answered"},
+    {wire::LeftSingle::kLibrary, "merged_library"},
+    {wire::LeftSingle::kOther, "merged_other"},
+};
+static_assert(std::size(kLeftNames) == wire::kLeftReasons);
+
 // Those that most commands were of.
 std::string most_of(const MergingFigures& figures) {
   std::vector<std::pair<uint32_t, uint16_t>> all;
-  for (size_t i = 0; i < figures.single.size(); ++i)
-    if (const uint32_t n = figures.single[i].load()) all.emplace_back(n, i);
+  for (size_t i = 0; figures.single && i < figures.single->size(); ++i)
+    if (const uint32_t n = (*figures.single)[i].load()) all.emplace_back(n, i);
   const size_t count = std::min(all.size(), kNamed);
   std::ranges::partial_sort(all, all.begin() + static_cast<ptrdiff_t>(count), std::greater{});
   std::string text;
@@ -48,11 +62,15 @@ std::string most_of(const MergingFigures& figures) {
 std::string merging_text(const Session& session) {
   const MergingFigures& f = session.figures.merging;
   const auto n = [](const std::atomic<uint64_t>& figure) { return std::to_string(figure.load()); };
-  return n(f.replayed) + " commands in " + n(f.launches) + " graphs; late " + n(f.late) +
-         ", differing " + n(f.differing) + ", cut short " + n(f.cut_short) +
-         ", while it looked away " + n(f.unseen) + "; pieces made " + n(f.made) + ", refused " +
-         n(f.refused) + ", ended " + n(f.ended) + ", told otherwise " + n(f.stale) +
-         ", beside a capture " + n(f.busy) + "; no piece goes over " + most_of(f);
+  std::string left;
+  for (size_t i = 0; i < wire::kLeftReasons; ++i) {
+    const auto why = static_cast<wire::LeftSingle>(i);
+    left += std::string(i ? ", " : "") + std::to_string(f.left_by(why)) + " " + wire::text_of(why);
+  }
+  return n(f.replayed) + " commands in " + n(f.launches) + " graphs; left single: " + left +
+         "; pieces made " + n(f.made) + ", refused " + n(f.refused) + ", ended " + n(f.ended) +
+         ", told otherwise " + n(f.stale) + ", beside a capture " + n(f.busy) +
+         "; no piece goes over " + most_of(f);
 }
 
 std::map<std::string, std::string> session_status(Session* session) {
@@ -68,9 +86,7 @@ std::map<std::string, std::string> session_status(Session* session) {
   const MergingFigures& merging = session->figures.merging;
   v["merged"] = std::to_string(merging.replayed.load());
   v["merged_launches"] = std::to_string(merging.launches.load());
-  v["merged_late"] = std::to_string(merging.late.load());
-  v["merged_differing"] = std::to_string(merging.differing.load());
-  v["merged_cut_short"] = std::to_string(merging.cut_short.load());
+  for (const auto& [why, name] : kLeftNames) v[name] = std::to_string(merging.left_by(why));
   v["pieces_made"] = std::to_string(merging.made.load());
   v["pieces_refused"] = std::to_string(merging.refused.load());
   v["pieces_ended"] = std::to_string(merging.ended.load());

@@ -42,6 +42,19 @@ COUNTED = {
     "round_trips": "sluice_channel_round_trips_total",
     "merged": "sluice_channel_merged_commands_total",
 }
+#: And those of commands that ran singly where launches are merged: by why.
+LEFT = {
+    "merged_late": "late",
+    "merged_differing": "differing",
+    "merged_cut_short": "cut_short",
+    "merged_not_made": "not_made",
+    "merged_unseen": "unseen",
+    "merged_answered": "answered",
+    "merged_library": "library",
+    "merged_other": "other",
+}
+GRAPHS = "merged_launches"
+SUMMED = (*COUNTED, GRAPHS, *LEFT)
 BUSY_MS = "gpu_busy_ms"  # of all its vGPUs: what a worker of an earlier release says
 
 FAMILIES = (
@@ -71,6 +84,18 @@ FAMILIES = (
         "counter",
         "Commands in whose place graphs were launched, as they repeated (merge_launches).",
         ("channel",),
+    ),
+    Family(
+        "sluice_channel_merged_graphs_total",
+        "counter",
+        "Graphs that were launched in the place of commands, as these repeated.",
+        ("channel",),
+    ),
+    Family(
+        "sluice_channel_left_commands_total",
+        "counter",
+        "Commands of sessions with merged launches that ran singly, by why (docs/protocol.md).",
+        ("channel", "reason"),
     ),
     Family(
         "sluice_server_sessions",
@@ -325,8 +350,14 @@ class SessionFigures:
             samples.add("sluice_server_sessions_disconnected", waiting[channel], channel)
             samples.add("sluice_server_sessions_started_total", self._started[channel], channel)
             samples.add("sluice_server_sessions_ended_total", self._ended[channel], channel)
+            of_channel = moved.get(channel, Counter())
             for figure, family in COUNTED.items():
-                samples.add(family, moved.get(channel, Counter())[figure], channel)
+                samples.add(family, of_channel[figure], channel)
+            samples.add("sluice_channel_merged_graphs_total", of_channel[GRAPHS], channel)
+            for figure, reason in LEFT.items():
+                samples.add(
+                    "sluice_channel_left_commands_total", of_channel[figure], channel, reason
+                )
         samples.add("sluice_server_workers_silent", self._silent)
         self._fill_vgpus(samples)
 
@@ -417,7 +448,7 @@ def _used_seconds(session: Session, status: Message) -> dict[int, float]:
 
 
 def _numbers(status: Message) -> dict[str, int]:
-    return {key: _bounded(status.number(key)) for key in COUNTED if status.get(key)}
+    return {key: _bounded(status.number(key)) for key in SUMMED if status.get(key)}
 
 
 def _bounded(number: int) -> int:
@@ -426,7 +457,7 @@ def _bounded(number: int) -> int:
 
 
 def _moved(followed: Followed) -> Mapping[str, int]:
-    return {key: _since(followed, key) for key in COUNTED}
+    return {key: _since(followed, key) for key in SUMMED}
 
 
 def _since(followed: Followed, key: str) -> int:

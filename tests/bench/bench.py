@@ -38,6 +38,7 @@ from figure import Figure, Run, publish  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
 from managed_memory import managed_figures  # noqa: E402
+from merging import merging_figures  # noqa: E402
 from placement import decision_figures  # noqa: E402
 from pool import Pool  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
@@ -265,6 +266,17 @@ def resumption_figures() -> list[Figure]:
         return figures + resumable_copies(resumable, plain, ROUNDS)
 
 
+def merge_figures() -> list[Figure]:
+    """Launches of a program that never repeats, with merging and without."""
+    with static_server(BENCH / "libnullgpu.so") as server:
+
+        def run(how: str) -> dict[str, float]:
+            environment = {**server.environment("shm"), "SLUICE_MERGE": how}
+            return run_counted([str(BENCH / "calls"), "never"], environment)
+
+        return merging_figures(run)
+
+
 def divert_figures() -> list[Figure]:
     """What loading costs where runtimes inside of programs are diverted."""
     return diverting_figures(NATIVE / "lib", BENCH, ROUNDS)
@@ -332,6 +344,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "managed": managed_memory_figures,
     "relay": relay_figures,
     "resumption": resumption_figures,
+    "merging": merge_figures,
     "divert": divert_figures,
     "start": control_plane_figures,
     "grants": store_figures,

@@ -194,7 +194,10 @@ def test_a_command_without_a_body_is_named(tmp_path: Path) -> None:
 def first_reads() -> dict[str, str]:
     """What each handler reads first of a command's body, by the command; "" where nothing is."""
     found = {}
-    for path in sorted([*WORKER.glob("*.cc"), *WORKER.glob("profile/*.cc")]):
+    files = [
+        path for folder in (".", "merge", "profile") for path in (WORKER / folder).glob("*.cc")
+    ]
+    for path in sorted(files):
         text = path.read_text()
         for command, function in re.findall(r"t\[wire::k(\w+)\]\.run =\s*(\w+);", text):
             body = re.search(

@@ -48,7 +48,8 @@ class StaticPool:
 
     `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP;
     `relay`: by a server beside it, which has none. `way`: the address at which clients by TCP look
-    for the data port, where somebody passes on what comes to it.
+    for the data port, where somebody passes on what comes to it. `libraries`: the folder in which
+    its workers find NVIDIA's.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class StaticPool:
         way: str = "",
         sandbox: str = "off",
         driver: Path | None = None,
+        libraries: Path | None = None,
     ) -> None:
         self.folder = folder
         self.vgpus = vgpus
@@ -77,6 +79,7 @@ class StaticPool:
             driver=str(driver or find_native("libsluice-softgpu.so.1")),
             vgpus=vgpus,
             memory_mib=memory_mib,
+            libraries=str(libraries or ""),
             visible_devices=",".join(map(gpu_uuid, range(gpus))),
             sandbox=sandbox,
             http_port=0 if way else self.http_port,

@@ -84,11 +84,13 @@ class Toolkit:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("programs", nargs="*", help="names without .cu; all when none is given")
+    parser.add_argument("--sources", type=Path, default=HERE, help="where their sources are")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "programs")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--cuda", type=int, action="append", choices=(12, 13), help="its version")
     options = parser.parse_args()
-    sources = [HERE / f"{name}.cu" for name in options.programs] or sorted(HERE.glob("*.cu"))
+    folder = options.sources
+    sources = [folder / f"{name}.cu" for name in options.programs] or sorted(folder.glob("*.cu"))
     missing = [source.name for source in sources if not source.is_file()]
     if missing:
         parser.error(f"no such program: {', '.join(missing)}")

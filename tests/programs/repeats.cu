@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A random program that repeats itself: launches, fills, copies on the device, events, several
-// streams, memory that comes and goes, copies to the host. Argument: a seed, of which all of it is
-// made. Prints the sum of all memory and the result of a launch that CUDA refuses, turn by turn;
-// two runs of one seed print the same, whoever executes them.
+// streams, memory that comes and goes, copies to the host. Arguments: a seed, of which all of it is
+// made, and how many turns there are (14). Prints the sum of all memory and the result of a launch
+// that CUDA refuses, turn by turn; two runs of one seed print the same, whoever executes them.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int kWords = 1 << 12;
-constexpr int kBuffers = 6, kStreams = 3, kTurns = 14;
+constexpr int kBuffers = 6, kStreams = 3;
 
 __global__ void mix(uint32_t* to, const uint32_t* from, uint32_t salt, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -110,6 +110,7 @@ uint64_t sum_of(const Lane& lane) {
 
 int main(int argc, char** argv) {
   Random random(argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 1u);
+  const int turns = argument(argc, argv, 2, 14);
   Lane lanes[kStreams];
   for (int i = 0; i < kStreams; ++i) {
     Lane& lane = lanes[i];
@@ -127,7 +128,7 @@ int main(int argc, char** argv) {
     const int stream = random() % 3 ? 0 : static_cast<int>(random() % kStreams);
     for (uint32_t n = 1 + random() % 40; n > 0; --n) program.push_back(make(random, stream));
   }
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < turns; ++turn) {
     // Now and then one operation is another than before.
     if (turn % 5 == 4) program[random() % program.size()] = make(random, 0);
     for (const Operation& o : program) run(o, turn, lanes);

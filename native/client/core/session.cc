@@ -149,8 +149,23 @@ void Session::after_synchronisation(Device& device) {
 
 void Session::close() {
   if (forked_) return;
-  if (config_.stats) statistics_.print(channel_->bytes_out, answers.hits());
+  if (config_.stats) print_statistics();
   channel_->close();
+}
+
+void Session::print_statistics() {
+  statistics_.print(channel_->bytes_out, answers.hits());
+  if (config_.options.merge_launches == "off") return;
+  wire::MergeFigures all{};
+  for (const Device* device : one_of_each_node()) {
+    wire::MergeFigures node{};
+    if (ask(*device, wire::kMergeFigures, wire::MergeFiguresAsk{}, &node) != CUDA_SUCCESS) continue;
+    all.replayed += node.replayed;
+    all.graphs += node.graphs;
+    all.known |= node.known;
+    for (size_t i = 0; i < std::size(all.left); ++i) all.left[i] += node.left[i];
+  }
+  if (all.known) Statistics::print_merged(all);
 }
 
 namespace {

@@ -201,6 +201,7 @@ class Session {
 
   static uint32_t context_of(const Device& device);
   void show_output(uint32_t context);
+  void print_statistics();
   // Of the lane, which the caller holds; never 0.
   uint32_t next_sequence(uint32_t lane) {
     uint32_t& sequence = lanes_[lane].sequence;

@@ -9,6 +9,7 @@
 #include "abi/function_ids.h"
 #include "library/objects.h"
 #include "wire/frame.h"
+#include "wire/merge_figures.h"
 
 namespace sluice::client {
 
@@ -48,6 +49,17 @@ void Statistics::print(uint64_t bytes_out, uint64_t cache_hits) const {
   for (const auto& [count, function] : sent)
     std::fprintf(stderr, "sluice: %10llu asynchronous commands of %s\n",
                  static_cast<unsigned long long>(count), name_of(function).c_str());
+}
+
+void Statistics::print_merged(const wire::MergeFigures& all) {
+  std::string left;
+  for (size_t i = 0; i < wire::kLeftReasons; ++i)
+    if (all.known >> i & 1)
+      left += std::string(i ? ", " : "") + std::to_string(all.left[i]) + " " +
+              wire::text_of(static_cast<wire::LeftSingle>(i));
+  std::fprintf(stderr, "sluice: %llu commands merged into %llu graphs; left single: %s\n",
+               static_cast<unsigned long long>(all.replayed),
+               static_cast<unsigned long long>(all.graphs), left.c_str());
 }
 
 }  // namespace sluice::client

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "wire/bodies/merging.h"
+
 namespace sluice::client {
 
 struct Statistics {
@@ -22,6 +24,8 @@ struct Statistics {
   void count_round_trip(uint16_t function) {
     round_trips_of[function % kFunctions].fetch_add(1, std::memory_order_relaxed);
   }
+  // On standard error: what the nodes say of commands that repeat.
+  static void print_merged(const wire::MergeFigures& all);
   // On standard error: a line of totals, one for each function that was waited for, and one for
   // each of the twenty that were sent most often.
   void print(uint64_t bytes_out, uint64_t cache_hits) const;

@@ -12,6 +12,14 @@
 
 namespace sluice::worker::merge {
 
+// Of a whole frame, in whose memory its body stays.
+inline Command command_of(std::span<const std::byte> frame) {
+  Command c;
+  std::memcpy(&c.header, frame.data(), sizeof c.header);
+  c.body = frame.subspan(sizeof c.header);
+  return c;
+}
+
 class Frames {
  public:
   // Of a command; longer ones are not merged.
@@ -29,11 +37,10 @@ class Frames {
   uint64_t key(size_t i) const { return all_[i].key; }
   // Valid until the next add() or clear().
   Command at(size_t i) const {
-    Command c;
+    wire::FrameHeader header;
     const std::byte* from = bytes_.data() + all_[i].at;
-    std::memcpy(&c.header, from, sizeof c.header);
-    c.body = {from + sizeof c.header, c.header.size - sizeof c.header};
-    return c;
+    std::memcpy(&header, from, sizeof header);
+    return command_of({from, header.size});
   }
   std::span<std::byte> body(size_t i) {
     const Command c = at(i);

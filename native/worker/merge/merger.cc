@@ -8,6 +8,8 @@
 
 namespace sluice::worker::merge {
 
+using wire::LeftSingle;
+
 namespace {
 
 // A piece that has come so often is recorded when it comes once more, and then made.
@@ -27,7 +29,9 @@ Merger::Merger(Session& session, Merging how, Runs runs)
       hold_ns_(forced_ ? kHoldForcedNs : kHoldNs),
       runs_(std::move(runs)),
       reader_(session),
-      streams_(session) {}
+      streams_(session) {
+  session.figures.merging.single = std::make_unique<MergingFigures::ByFunction>();
+}
 
 Merger::~Merger() = default;
 
@@ -36,41 +40,56 @@ bool Merger::take(const Command& c, bool alone) {
   const Read r = reader_.read(c);
   auto& figures = session_.figures.merging;
   if (r.kind != Kind::kMergeable || alone) {
-    if (c.header.function < figures.single.size()) figures.single[c.header.function].fetch_add(1);
-    if (!held_.empty()) run_held(Why::kBoundary);
+    leave(c, alone);
+    if (!held_.empty()) run_held(LeftSingle::kCutShort);
     cut();
     if (r.kind == Kind::kEndsAll || r.kind == Kind::kEndsCopies)
       end_pieces(r.kind == Kind::kEndsAll);
     return false;
   }
-  if (r.stream != stream_ || c.header.context != context_) {
-    if (!held_.empty()) run_held(Why::kBoundary);
+  // What is only set belongs to whatever comes.
+  const uint64_t stream = r.sets ? stream_ : r.stream;
+  if (stream != stream_ || c.header.context != context_) {
+    if (!held_.empty()) run_held(LeftSingle::kCutShort);
     cut();
-    stream_ = r.stream;
+    stream_ = stream;
     context_ = c.header.context;
   }
   if (!recogniser_.awake()) {
-    if (!held_.empty()) run_held(Why::kBoundary);
+    if (!held_.empty()) run_held(LeftSingle::kCutShort);
     recogniser_.skip();
-    figures.unseen.fetch_add(1);
+    figures.leave(LeftSingle::kUnseen);
     return false;
   }
   const uint64_t key = reader_.key(c, r);
-  if (graph_ && !graph_->matches(held_.size(), c, key, r)) run_held(Why::kDiffers);
+  if (graph_ && !graph_->matches(held_.size(), c, key, r)) run_held(LeftSingle::kDiffering);
   if (recogniser_.at_beginning() && !graph_) begin_piece(c, r, key);
   if (recording_) {
+    if (!r.sets) reader_.settings_of(c, &recorded_objects_, &recorded_before_);
     recorded_.add(c, key);
     recorded_reads_.push_back(r);
   }
   const bool holds = graph_ != nullptr;
-  if (holds) held_.add(c, key);
-  const auto piece = recogniser_.push(key);
+  if (holds)
+    held_.add(c, key);
+  else
+    figures.leave(LeftSingle::kNotMade);
+  const auto piece = recogniser_.push(key, r.sets);
   if (holds) {
     held_until_ = channel::now_ns() + hold_ns_;
     if (held_.size() == graph_->size()) replay();
   }
   ended(piece);
   return holds;
+}
+
+void Merger::leave(const Command& c, bool alone) {
+  auto& figures = session_.figures.merging;
+  const uint16_t function = c.header.function;
+  if (function < figures.single->size()) (*figures.single)[function].fetch_add(1);
+  figures.leave(c.answered()                               ? LeftSingle::kAnswered
+                : !alone && Reader::of_a_library(function) ? LeftSingle::kLibrary
+                                                           : LeftSingle::kOther);
 }
 
 // Expects the piece that began so before, if it is made, or records it to be made.
@@ -94,36 +113,41 @@ void Merger::begin_piece(const Command& c, const Read& r, uint64_t key) {
 
 void Merger::ended(const std::optional<PieceSeen>& piece) {
   if (!piece) return;
-  if (recording_ == piece->name && recorded_.size() == piece->length) {
-    waiting_.push_back({recording_, std::move(recorded_), std::move(recorded_reads_), commands_});
+  const bool works = !std::ranges::all_of(recorded_reads_, &Read::sets);
+  if (recording_ == piece->name && recorded_.size() == piece->length && works) {
+    waiting_.push_back({recording_, std::move(recorded_before_), std::move(recorded_),
+                        std::move(recorded_reads_), commands_});
+    recorded_before_ = {};
     recorded_ = {};
     recorded_reads_ = {};
   }
-  recording_ = 0;
-  recorded_.clear();
-  recorded_reads_.clear();
+  forget_recorded();
   if (!waiting_.empty() && held_.empty() &&
       (forced_ || commands_ - waiting_.front().since > kPatience))
     work();
 }
 
-// What comes next follows nothing.
-void Merger::cut() {
-  ended(recogniser_.boundary());
+void Merger::forget_recorded() {
   recording_ = 0;
+  recorded_before_.clear();
+  recorded_objects_.clear();
   recorded_.clear();
   recorded_reads_.clear();
 }
 
-void Merger::let_go() {
-  if (!held_.empty()) run_held(Why::kLate);
+// What comes next follows nothing.
+void Merger::cut() {
+  ended(recogniser_.boundary());
+  forget_recorded();
 }
 
-void Merger::run_held(Why why) {
-  auto& f = session_.figures.merging;
-  const uint64_t n = held_.size();
-  (why == Why::kLate ? f.late : why == Why::kDiffers ? f.differing : f.cut_short).fetch_add(n);
-  if (const auto at = pieces_.find(following_); at != pieces_.end() && why == Why::kLate) {
+void Merger::let_go() {
+  if (!held_.empty()) run_held(LeftSingle::kLate);
+}
+
+void Merger::run_held(LeftSingle why) {
+  session_.figures.merging.leave(why, held_.size());
+  if (const auto at = pieces_.find(following_); at != pieces_.end() && why == LeftSingle::kLate) {
     Piece& p = at->second;
     p.late = std::min(p.late + 1, 8u);
     if (!forced_) p.leave_out = std::min(1u << p.late, kMostLeftOut);
@@ -145,18 +169,26 @@ void Merger::replay() {
     p.graph.reset();
     p.made = kMostTries;
     session_.figures.merging.refused.fetch_add(1);
-    run_held(Why::kDiffers);
+    run_held(LeftSingle::kDiffering);
     return;
   }
   p.late = 0;
   p.used = ++launched_;
+  session_.figures.merging.replayed.fetch_add(held_.size());
+  session_.figures.merging.launches.fetch_add(1);
+  const PieceGraph& graph = *graph_;
   graph_ = nullptr;
   following_ = 0;
-  const size_t n = held_.size();
-  held_.clear();
-  session_.figures.merging.replayed.fetch_add(n);
-  session_.figures.merging.launches.fetch_add(1);
-  runs_.replayed(n, status);
+  Frames now;
+  std::swap(now, held_);
+  size_t set = 0;
+  for (size_t i = 0; i < now.size(); ++i) set += graph.sets(i);
+  runs_.replayed(now.size() - set, status);
+  // Behind the graph, which has what they say, so that the objects are as the client has them.
+  for (size_t i = 0; set > 0 && i < now.size(); ++i)
+    if (graph.sets(i)) runs_.one(now.at(i));
+  now.clear();
+  std::swap(now, held_);  // its room
 }
 
 void Merger::make_room() {
@@ -169,14 +201,17 @@ void Merger::make_room() {
 void Merger::work() {
   Waiting w = std::move(waiting_.front());
   waiting_.pop_front();
-  // What its libraries' objects were told since would be in the graph, and is not in its name.
-  for (size_t i = 0; i < w.frames.size(); ++i)
-    if (reader_.key(w.frames.at(i), w.reads[i]) != w.frames.key(i))
-      return void(session_.figures.merging.stale.fetch_add(1));
+  // What its libraries' objects were told since, and cannot be taken back for a moment, would be in
+  // the graph and is not in its name.
+  if (!reader_.same_now(w.before, w.frames, w.reads))
+    return void(session_.figures.merging.stale.fetch_add(1));
+  const bool launches_only = std::ranges::all_of(w.reads, &Read::launch);
+  if (!launches_only && runs_.in_a_library())
+    return void(session_.figures.merging.busy.fetch_add(1));
   if (!pieces_.contains(w.name)) make_room();
   Refusal why = Refusal::kNone;
   auto graph =
-      PieceGraph::make(session_, streams_, std::move(w.frames), w.reads, reader_.libraries(), &why);
+      PieceGraph::make(session_, streams_, w.before, std::move(w.frames), w.reads, reader_, &why);
   if (why == Refusal::kBusy)  // it is recorded again when it comes again
     return void(session_.figures.merging.busy.fetch_add(1));
   Piece& p = pieces_[w.name];

@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -26,10 +27,12 @@ namespace sluice::worker::merge {
 class Merger {
  public:
   // What the executor does with commands: runs one and says what came of it, and hears of so many
-  // that a graph stood for.
+  // that a graph stood for. And whether another thread is in a call of a library, which may use
+  // what a piece that is made tells its objects for a moment.
   struct Runs {
     std::function<void(const Command&)> one;
     std::function<void(size_t, CUresult)> replayed;
+    std::function<bool()> in_a_library;
   };
   Merger(Session& session, Merging how, Runs runs);
   ~Merger();
@@ -56,6 +59,7 @@ class Merger {
   };
   struct Waiting {
     uint64_t name;
+    Frames before;  // what objects were told that its calls name
     Frames frames;
     std::vector<Read> reads;
     uint64_t since;  // commands
@@ -66,10 +70,12 @@ class Merger {
 
   void begin_piece(const Command& c, const Read& r, uint64_t key);
   void replay();
-  enum class Why { kLate, kDiffers, kBoundary };
-  void run_held(Why why);
+  void run_held(wire::LeftSingle why);
+  // It runs by itself, and the reader or the executor says that it must.
+  void leave(const Command& c, bool alone);
   void ended(const std::optional<PieceSeen>& piece);
   void cut();
+  void forget_recorded();
   void end_pieces(bool all);
   void make_room();
 
@@ -93,7 +99,8 @@ class Merger {
   uint32_t context_ = 0;
   // The piece that is recorded as it comes.
   uint64_t recording_ = 0;
-  Frames recorded_;
+  Frames recorded_, recorded_before_;
+  std::set<uint64_t> recorded_objects_;
   std::vector<Read> recorded_reads_;
   std::deque<Waiting> waiting_;
   uint64_t commands_ = 0;

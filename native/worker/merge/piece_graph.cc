@@ -48,6 +48,38 @@ class OwnCapture {
   bool begun_ = false;
 };
 
+bool run_now(Session& s, Command c) {
+  c.header.lane = wire::kNoLane;
+  Reply reply;
+  dispatch_table()[c.header.function].run(s, c, reply);
+  return reply.status == CUDA_SUCCESS;
+}
+
+// What descriptors and handles were told last, which commands that run once more tell them anew.
+class ToldLast {
+ public:
+  explicit ToldLast(Session& s) : s_(s) {}
+
+  // Runs such a command. False: it failed, or what it replaces could not be told again.
+  bool set(const Command& c, const Reader& reader) {
+    const auto last = reader.told_last(c);
+    if (last.empty()) return false;
+    all_.emplace_back(last.begin(), last.end());
+    return run_now(s_, c);
+  }
+  // Behind the rehearsal: as they were.
+  bool back() {
+    bool well = true;
+    for (const auto& frame : all_) well &= run_now(s_, command_of(frame));
+    all_.clear();
+    return well;
+  }
+
+ private:
+  Session& s_;
+  std::vector<std::vector<std::byte>> all_;
+};
+
 // Library handles whose work goes to a stream that they were told, which for a capture is another.
 class HandlesElsewhere {
  public:
@@ -78,16 +110,8 @@ class HandlesElsewhere {
 
  private:
   bool tell(const LibraryStates::Told& told) {
-    return run(told.stream) && (told.workspace.empty() || run(told.workspace));
-  }
-  bool run(const std::vector<std::byte>& frame) {
-    Command c;
-    std::memcpy(&c.header, frame.data(), sizeof c.header);
-    c.header.lane = wire::kNoLane;
-    c.body = std::span(frame).subspan(sizeof c.header);
-    Reply reply;
-    dispatch_table()[c.header.function].run(s_, c, reply);
-    return reply.status == CUDA_SUCCESS;
+    return run_now(s_, command_of(told.stream)) &&
+           (told.workspace.empty() || run_now(s_, command_of(told.workspace)));
   }
 
   Session& s_;
@@ -121,15 +145,19 @@ CUstream CaptureStreams::of(Vgpu& v) {
   return stream;
 }
 
-std::unique_ptr<PieceGraph> PieceGraph::make(Session& s, CaptureStreams& streams, Frames frames,
-                                             const std::vector<Read>& reads,
-                                             const LibraryStates& libraries, Refusal* why) {
+std::unique_ptr<PieceGraph> PieceGraph::make(Session& s, CaptureStreams& streams,
+                                             const Frames& before, Frames frames,
+                                             const std::vector<Read>& reads, const Reader& reader,
+                                             Refusal* why) {
+  const auto works = std::ranges::find(reads, false, &Read::sets);
+  if (works == reads.end()) return *why = Refusal::kNodes, nullptr;
   std::unique_lock lock(s.captures.mutex, std::try_to_lock);
   if (!lock || s.captures.any()) return *why = Refusal::kBusy, nullptr;
   std::unique_ptr<PieceGraph> made(new PieceGraph(s));
   made->frames_ = std::move(frames);
   for (const Read& r : reads) made->steps_.push_back({r, nullptr, {}});
-  made->stream_ = reads[0].stream;
+  made->works_ = static_cast<uint32_t>(std::ranges::count(reads, false, &Read::sets));
+  made->stream_ = works->stream;
   made->context_ = made->frames_.at(0).header.context;
   StreamObject object;
   if (made->stream_ != 0 && (!s.objects.streams.get(made->stream_, &object) || object.green))
@@ -139,7 +167,7 @@ std::unique_ptr<PieceGraph> PieceGraph::make(Session& s, CaptureStreams& streams
   if (!s.stream(made->stream_, made->context_, &client, &v))
     return *why = Refusal::kCapture, nullptr;
   const CUstream own = streams.of(*v);
-  *why = own ? made->capture(own, libraries) : Refusal::kCapture;
+  *why = own ? made->capture(own, before, reader) : Refusal::kCapture;
   return *why == Refusal::kNone ? std::move(made) : nullptr;
 }
 
@@ -149,26 +177,27 @@ PieceGraph::~PieceGraph() {
   give_nodes(session_, nodes_);
 }
 
-bool PieceGraph::run_one(const Command& c) {
-  Reply reply;
-  dispatch_table()[c.header.function].run(session_, c, reply);
-  return reply.status == CUDA_SUCCESS;
-}
-
-bool PieceGraph::run_all(CUstream stream, const LibraryStates& libraries) {
-  HandlesElsewhere handles(session_, libraries);
+bool PieceGraph::run_all(CUstream stream, const Frames& before, const Reader& reader) {
+  HandlesElsewhere handles(session_, reader.libraries());
+  ToldLast told(session_);
   bool well = true;
   {
     const Rehearsal rehearsal(stream_, context_, stream);
+    for (size_t i = 0; i < before.size() && well; ++i)
+      well = told.set(before.at(i), reader) && !rehearsal.refused();
     for (size_t i = 0; i < frames_.size() && well; ++i) {
       const Command c = frames_.at(i);
       launches_only_ &= steps_[i].read.launch;
+      if (steps_[i].read.sets) {
+        well = told.set(c, reader) && !rehearsal.refused();
+        continue;
+      }
       if (const uint16_t set = sets_stream_of(c.header.function)) {
         uint64_t handle;
         std::memcpy(&handle, c.body.data(), sizeof handle);
         well = handles.add(handle, set, c.header.context);
       }
-      well = well && run_one(c) && !rehearsal.refused();
+      well = well && run_now(session_, c) && !rehearsal.refused();
       if (!well || !steps_[i].read.launch) continue;
       CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
       CUgraph graph = nullptr;
@@ -184,16 +213,18 @@ bool PieceGraph::run_all(CUstream stream, const LibraryStates& libraries) {
           session_.driver.cuGraphKernelNodeGetParams_v2(last[0], &steps_[i].kernel) == CUDA_SUCCESS;
     }
   }
-  // Not told again it would work in the worker's stream from now on: the session cannot go on so.
+  // Not told again it would work in the worker's stream from now on, or with what is not said of it
+  // any more: the session cannot go on so.
   if (!handles.back()) session_.reject("a library's handle does not take its stream back");
+  if (!told.back()) session_.reject("a library's object does not take back what it was told");
   return well;
 }
 
-Refusal PieceGraph::capture(CUstream stream, const LibraryStates& libraries) {
+Refusal PieceGraph::capture(CUstream stream, const Frames& before, const Reader& reader) {
   const Driver& d = session_.driver;
   {
     OwnCapture capture(session_, stream);
-    if (!capture.begun() || !run_all(stream, libraries)) return Refusal::kCapture;
+    if (!capture.begun() || !run_all(stream, before, reader)) return Refusal::kCapture;
     if (!capture.end(&graph_)) return Refusal::kCapture;
   }
   size_t count = 0;
@@ -257,7 +288,7 @@ bool PieceGraph::launch(const Frames& held, uint64_t name, CUresult* status) {
   CUstream stream;
   Vgpu* v;
   if (!session_.stream(stream_, context_, &stream, &v)) return false;
-  Gate::Passage passage = v->gate->pass(stream, {name, static_cast<uint32_t>(size())});
+  Gate::Passage passage = v->gate->pass(stream, {name, works_});
   *status = session_.driver.cuGraphLaunch(exec_, stream);
   if (*status == CUDA_SUCCESS) passage.issued();
   return *status == CUDA_SUCCESS || is_sticky(*status);

@@ -18,7 +18,7 @@ namespace sluice::worker::merge {
 // Why a piece was not made.
 enum class Refusal : uint8_t {
   kNone,
-  kBusy,      // another capture is under way: later
+  kBusy,      // another capture, or a library's call, is under way: later
   kCapture,   // a command is refused in a capture, or the capture broke
   kNodes,     // it holds what is no kernel, fill or copy, such as memory of the graph's own
   kGreen,     // its stream runs in a part of the GPU
@@ -40,18 +40,23 @@ class CaptureStreams {
 
 class PieceGraph {
  public:
-  // By the leader. nullptr with `why`.
-  static std::unique_ptr<PieceGraph> make(Session& s, CaptureStreams& streams, Frames frames,
-                                          const std::vector<Read>& reads,
-                                          const LibraryStates& libraries, Refusal* why);
+  // By the leader. `before`: what sets libraries' objects to what they were when the commands ran.
+  // nullptr with `why`.
+  static std::unique_ptr<PieceGraph> make(Session& s, CaptureStreams& streams, const Frames& before,
+                                          Frames frames, const std::vector<Read>& reads,
+                                          const Reader& reader, Refusal* why);
   ~PieceGraph();
   PieceGraph(const PieceGraph&) = delete;
 
   size_t size() const { return frames_.size(); }
+  // Whether its i-th command only tells a library's object something: the graph does not do that.
+  bool sets(size_t i) const { return steps_[i].read.sets; }
   bool launches_only() const { return launches_only_; }
   // Whether the command is its i-th, but for parameters of a kernel.
   bool matches(size_t i, const Command& c, uint64_t key, const Read& r) const;
-  // In place of `held`, which match. False: nothing was launched, they are to run one by one.
+  // In place of `held`, which match, but for those that set something: these are to run behind it,
+  // as what they set is in the graph where its calls had it. False: nothing was launched, all are
+  // to run one by one.
   bool launch(const Frames& held, uint64_t name, CUresult* status);
 
  private:
@@ -61,9 +66,8 @@ class PieceGraph {
     CUDA_KERNEL_NODE_PARAMS kernel{};
   };
   explicit PieceGraph(Session& s) : session_(s) {}
-  Refusal capture(CUstream stream, const LibraryStates& libraries);
-  bool run_all(CUstream stream, const LibraryStates& libraries);
-  bool run_one(const Command& c);
+  Refusal capture(CUstream stream, const Frames& before, const Reader& reader);
+  bool run_all(CUstream stream, const Frames& before, const Reader& reader);
   bool set_params(size_t i, std::span<const std::byte> params);
 
   Session& session_;
@@ -75,6 +79,7 @@ class PieceGraph {
   CUgraph graph_ = nullptr;
   CUgraphExec exec_ = nullptr;
   uint64_t nodes_ = 0;  // counted as the session's
+  uint32_t works_ = 0;  // commands that give the GPU work
 };
 
 }  // namespace sluice::worker::merge

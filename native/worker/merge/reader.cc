@@ -7,8 +7,8 @@
 
 #include "library/objects.h"
 #include "wire/bodies/cudnn_backend.h"
+#include "wire/library_sizes.h"
 #include "worker/library/library.h"
-#include "worker/merge/frames.h"
 #include "worker/merge/recogniser.h"
 
 namespace sluice::worker::merge {
@@ -22,10 +22,6 @@ using wire::ParamKind;
 constexpr size_t kMostPeculiar = 1024;
 // Ids from which on commands of our own follow those of libraries (native/api/library_ids.lock).
 constexpr uint16_t kBehindLibraries = 4032;
-
-bool of_a_library(uint16_t function) {
-  return function >= wire::kFirstLibraryFunction && function < kBehindLibraries;
-}
 
 template <class T>
 bool take(const Command& c, T* value) {
@@ -105,6 +101,7 @@ Kind kind_of(uint16_t function) {
     case wire::kSignalDone:
     case wire::kGpuFigures:
     case wire::kMemoryCredit:
+    case wire::kMergeFigures:
     case wire::kAllocationCreate:
       return Kind::kBoundary;
     case wire::kMemoryUnmap:
@@ -116,6 +113,39 @@ Kind kind_of(uint16_t function) {
     default:
       return Kind::kEndsAll;
   }
+}
+
+// What tells an object one thing, whatever else it was told, and can be told again.
+bool may_be_set_in_a_piece(const Libraries::Entry& entry) {
+  const wire::FunctionSpec& f = *entry.spec;
+  const std::string_view library = entry.table->spec->name;
+  if (f.state != CallState::kSets || !f.commutes || f.launches || f.grouped || f.changes >= 0 ||
+      f.computes >= 0 || f.remember.stream >= 0 || f.params < 2 ||
+      f.param[0].kind != ParamKind::kHandle || (library != "cublaslt" && library != "cublas"))
+    return false;
+  return std::all_of(f.param + 1, f.param + f.params, [](const wire::ParamSpec& p) {
+    return p.kind == ParamKind::kValue || p.kind == ParamKind::kAttribute;
+  });
+}
+
+// No more of a word than its parameter has, as the library gets it.
+uint64_t what_it_sets(const wire::FunctionSpec& f, const Command& c) {
+  if (f.set_by < 0) return 0;
+  const uint32_t bytes = f.param[f.set_by].bytes;
+  return bytes < 8 ? word(c, f.set_by) & ((uint64_t{1} << bytes * 8) - 1) : word(c, f.set_by);
+}
+
+// Tells of the objects that a call names.
+template <class To>
+void for_objects(const Command& c, To&& to) {
+  if (c.header.function == ids::id_sluiceCudnnBackendExecute) {
+    to(word(c, 0));
+    to(word(c, 1));
+    return;
+  }
+  const wire::FunctionSpec& f = *Libraries::get().find(c.header.function)->spec;
+  for (int i = 0; i < f.params; ++i)
+    if (f.param[i].kind == ParamKind::kHandle) to(word(c, i));
 }
 
 // What may be called in a capture and does the same there: nothing of these keeps state that a call
@@ -140,9 +170,30 @@ bool in_a_piece(const Libraries::Entry& entry) {
 
 }  // namespace
 
+bool Reader::of_a_library(uint16_t function) {
+  return function >= wire::kFirstLibraryFunction && function < kBehindLibraries;
+}
+
 bool Reader::in_window(uint64_t address) const {
   return std::ranges::any_of(session_.vgpus,
                              [&](const auto& v) { return v->window_holds(address); });
+}
+
+// Whether a setting may be made once more whenever that may be: memory other than the vGPUs'
+// windows can go, and what names it is refused from then on.
+bool Reader::stays_valid(const wire::FunctionSpec& f, const Command& c) const {
+  uint64_t words[wire::kMaxLibraryParams]{};
+  const size_t bytes = size_t{f.params} * 8;
+  if (c.body.size() < bytes) return false;
+  std::memcpy(words, c.body.data(), bytes);
+  if (f.set_by >= 0) words[f.set_by] = what_it_sets(f, c);
+  for (int i = 0; i < f.params; ++i) {
+    if (!wire::carries_address(f.param[i], words)) continue;
+    // The value is all that travels behind the words.
+    const uint64_t address = word(c, f.params);
+    if (address != 0 && !in_window(address)) return false;
+  }
+  return true;
 }
 
 Read Reader::read_launch(const Command& c) const {
@@ -195,7 +246,11 @@ Read Reader::read_library(const Command& c) {
   }
   const uint64_t id = word(c, handle);
   if (f.state == CallState::kDestroys) libraries_.gone(id);
-  if (f.state == CallState::kSets) libraries_.set(id, f.set_by >= 0 ? word(c, f.set_by) : 0, f, c);
+  const bool sets = may_be_set_in_a_piece(*entry);
+  if (f.state == CallState::kSets)
+    libraries_.set(id, what_it_sets(f, c), f, c, sets && stays_valid(f, c));
+  if (f.changes >= 0) libraries_.changed(word(c, f.changes));
+  if (sets && !libraries_.full()) return {.kind = Kind::kMergeable, .sets = true};
   if (libraries_.full() || handle < 0 || !in_a_piece(*entry)) return {Kind::kBoundary};
   const uint64_t where = stream >= 0 ? word(c, stream) : libraries_.stream_of(id);
   if (peculiar_.contains(where)) return {Kind::kBoundary};
@@ -221,7 +276,7 @@ Read Reader::read(const Command& c) {
   return r;
 }
 
-uint64_t Reader::key(const Command& c, const Read& r) const {
+uint64_t Reader::key(const Command& c, const Read& r, const LibraryStates& libraries) const {
   const uint16_t function = c.header.function;
   uint64_t sum = mix(uint64_t{c.header.context} << 16 | function, c.header.size);
   if (r.launch) {
@@ -230,12 +285,41 @@ uint64_t Reader::key(const Command& c, const Read& r) const {
   }
   sum = hash_of(c.body, sum);
   if (!of_a_library(function)) return sum;
-  if (function == ids::id_sluiceCudnnBackendExecute)
-    return mix(mix(sum, libraries_.of(word(c, 0))), libraries_.of(word(c, 1)));
-  const wire::FunctionSpec& f = *Libraries::get().find(function)->spec;
-  for (int i = 0; i < f.params; ++i)
-    if (f.param[i].kind == ParamKind::kHandle) sum = mix(sum, libraries_.of(word(c, i)));
+  if (r.sets) return mix(sum, libraries.number_of(word(c, 0)));
+  for_objects(c, [&](uint64_t id) { sum = mix(sum, libraries.of(id)); });
   return sum;
+}
+
+std::span<const std::byte> Reader::told_last(const Command& c) const {
+  const wire::FunctionSpec& f = *Libraries::get().find(c.header.function)->spec;
+  return libraries_.last(word(c, 0), what_it_sets(f, c), c.header.function);
+}
+
+void Reader::settings_of(const Command& c, std::set<uint64_t>* known, Frames* to) const {
+  if (!of_a_library(c.header.function)) return;
+  for_objects(c, [&](uint64_t id) {
+    if (known->insert(id).second) libraries_.all_of(id, to);
+  });
+}
+
+bool Reader::same_now(const Frames& before, const Frames& frames,
+                      std::span<const Read> reads) const {
+  std::set<uint64_t> ids;
+  for (size_t i = 0; i < frames.size(); ++i)
+    if (const Command c = frames.at(i); of_a_library(c.header.function))
+      for_objects(c, [&](uint64_t id) { ids.insert(id); });
+  LibraryStates tried = libraries_.some(ids);
+  const auto set = [&](const Command& c) {
+    const wire::FunctionSpec& f = *Libraries::get().find(c.header.function)->spec;
+    tried.set(word(c, 0), what_it_sets(f, c), f, c, false);
+  };
+  for (size_t i = 0; i < before.size(); ++i) set(before.at(i));
+  for (size_t i = 0; i < frames.size(); ++i) {
+    const Command c = frames.at(i);
+    if (reads[i].sets) set(c);
+    if (key(c, reads[i], tried) != frames.key(i)) return false;
+  }
+  return true;
 }
 
 }  // namespace sluice::worker::merge

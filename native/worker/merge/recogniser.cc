@@ -24,7 +24,7 @@ uint32_t Recogniser::times(uint64_t name) const {
   return 0;
 }
 
-std::optional<PieceSeen> Recogniser::push(uint64_t key) {
+std::optional<PieceSeen> Recogniser::push(uint64_t key, bool prepares) {
   if (length_ == 0) {
     begins_ = mix(before_, key);
     chain_ = 0;
@@ -36,6 +36,7 @@ std::optional<PieceSeen> Recogniser::push(uint64_t key) {
   last_ = key;
   ++length_;
   const uint32_t most = since_boundary_ == 0 ? kFirst : since_boundary_ == 1 ? kSecond : kLongest;
+  if (prepares && length_ < kLongestOfAll) return {};
   if (length_ < most && (length_ < kShortest || (three >> 32) % kEndsOneIn != 0)) return {};
   return end();
 }

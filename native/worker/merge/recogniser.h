@@ -36,6 +36,8 @@ class Recogniser {
   // Commands in a piece. The first ones after a boundary are short, as the GPU may have nothing to
   // do until they are there.
   static constexpr uint32_t kShortest = 4, kLongest = 48, kFirst = 8, kSecond = 16;
+  // Commands that only prepare others do not end a piece before it has so many.
+  static constexpr uint32_t kLongestOfAll = 2 * kLongest;
 
   Recogniser();
 
@@ -49,8 +51,9 @@ class Recogniser {
   uint64_t expected(uint64_t key) const;
   uint32_t times(uint64_t name) const;
 
-  // A command that may be merged; what is returned ended with it.
-  std::optional<PieceSeen> push(uint64_t key);
+  // A command that may be merged; what is returned ended with it. `prepares`: it belongs to the
+  // next one.
+  std::optional<PieceSeen> push(uint64_t key, bool prepares = false);
   // Whatever comes next does not follow what came before.
   std::optional<PieceSeen> boundary();
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Good frames of memory: backed, mapped, shared, copied and filled.
 #include "tests/native/roundtrip/valid_frames.h"
+#include "wire/bodies/merging.h"
 #include "wire/generated.h"
 #include "wire/gpu_figures.h"
 
@@ -90,6 +91,7 @@ void add_peers(Rig&, Frames* all) {
   f = make("GpuFigures", wire::kGpuFigures, true, "", wire::GpuFiguresAsk{1, 0});
   f.devices = {offsetof(wire::GpuFiguresAsk, device)};
   all->push_back(f);
+  all->push_back(make("MergeFigures", wire::kMergeFigures, true, "", wire::MergeFiguresAsk{}));
 }
 
 void add_shared(Rig& rig, Frames* all) {

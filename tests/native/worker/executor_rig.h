@@ -54,7 +54,7 @@ enum class Kind { kShm, kIvshmem, kTcp, kRelayed, kRelayedGuest };
 // worker's do.
 class Rig {
  public:
-  explicit Rig(Kind kind) {
+  explicit Rig(Kind kind, worker::Merging merging = worker::Merging::kOff) {
     std::string error;
     const bool relayed = kind == Kind::kRelayed || kind == Kind::kRelayedGuest;
     mapped = slot.map(relayed);
@@ -87,8 +87,9 @@ class Rig {
           mapped.alias(),
           kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem, -1, -1);
     }
-    session =
-        std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
+    worker::SessionPlan plan{};
+    plan.merging = merging;
+    session = std::make_unique<worker::Session>(driver.table, std::move(endpoint), std::move(plan));
     auto v = std::make_unique<worker::Vgpu>();
     v->gpu = &gpu;
     v->gate = std::make_unique<worker::Gate>(driver.table);
