@@ -186,7 +186,7 @@ void Executor::lead(std::byte* frame) {
 // round.
 bool Executor::make_piece() {
   making_.store(true, std::memory_order_seq_cst);
-  const bool may = stopped_.load(std::memory_order_seq_cst) == 0;
+  const bool may = !session_.cut.closed();
   if (may) merger_->work();
   making_.store(false, std::memory_order_seq_cst);
   return may;

@@ -81,8 +81,8 @@ class Executor {
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};
-  std::atomic<bool> making_{false};     // a graph, of commands that are done
-  std::atomic<int> in_libraries_{0};    // answered calls of libraries, on threads that do not lead
+  std::atomic<bool> making_{false};   // a graph, of commands that are done
+  std::atomic<int> in_libraries_{0};  // answered calls of libraries, on threads that do not lead
   std::atomic<uint32_t> watch_word_{0};
   std::atomic<bool> watching_{false};
   // Which lanes have a command under way: the client may use one again when it has the answer.
