@@ -25,7 +25,7 @@ namespace sluice::channel {
 
 struct Verbs;
 
-class RdmaRegistrations : private OwnMemory::Holder {
+class RdmaRegistrations final : private OwnMemory::Holder {
  public:
   static constexpr size_t kMost = 64;
   static constexpr size_t kPiece = 16 << 20;  // bytes, from the beginning of an allocation

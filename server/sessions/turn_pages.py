@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,14 @@ class _Place:
     turns: TurnPage
 
 
+@dataclass(slots=True)
+class _Hold:
+    """What a grant's sessions are told; on the clock of time.monotonic()."""
+
+    still: asyncio.Future[None]  # they stand still
+    until: float
+
+
 class TurnPages:
     """The sessions of this host whose time on the GPUs is divided."""
 
@@ -61,7 +70,7 @@ class TurnPages:
         self.memory_of: Callable[[Session], dict[str, str]] = lambda session: {}
         self.settings_of_memory: Callable[[], list[Message]] = list
         self.on_move: Callable[[Message], None] = lambda message: None
-        self._holds: dict[str, asyncio.Future[None]] = {}  # by grant: told when it stands still
+        self._holds: dict[str, _Hold] = {}  # by grant
         self.arbiter = StandingProcess(
             KIND,
             starter,
@@ -132,20 +141,25 @@ class TurnPages:
         """
         if not self.arbiter.is_connected:
             return False
-        still = self._holds[grant_id] = asyncio.get_running_loop().create_future()
-        lasts = {"tenant": grant_id, "for_ms": str(int(lasts_seconds * MS_PER_SECOND))}
-        self.arbiter.tell(Message("hold", lasts))
+        still = asyncio.get_running_loop().create_future()
+        self._holds[grant_id] = _Hold(still, time.monotonic() + lasts_seconds)
+        self._tell_hold(grant_id)
         try:
             await asyncio.wait_for(still, seconds)
         except TimeoutError:
             return False
-        finally:
-            self._holds.pop(grant_id, None)
         return True
 
     def go_on(self, grant_id: str) -> None:
         """The sessions of a grant have turns again."""
-        self.arbiter.tell(Message("hold", {"tenant": grant_id, "for_ms": "0"}))
+        if self._holds.pop(grant_id, None):
+            self.arbiter.tell(Message("hold", {"tenant": grant_id, "for_ms": "0"}))
+
+    def _tell_hold(self, grant_id: str) -> None:
+        left = self._holds[grant_id].until - time.monotonic()
+        if left > 0:
+            lasts = {"tenant": grant_id, "for_ms": str(int(left * MS_PER_SECOND))}
+            self.arbiter.tell(Message("hold", lasts))
 
     async def figures(self) -> Message:
         """What each grant has had, and how long it waited; raises NoAnswerError."""
@@ -184,15 +198,17 @@ class TurnPages:
         for message in self.settings_of_memory():
             self.arbiter.tell(message)
         self.join_all()
+        for grant_id in self._holds:  # the arbiter before this one may have been killed meanwhile
+            self._tell_hold(grant_id)
         self._there(True)
 
     def _hear(self, message: Message) -> None:
         if message.verb == "move":
             self.on_move(message)
         elif message.verb == "still":
-            still = self._holds.get(message.get("tenant"))
-            if still and not still.done():
-                still.set_result(None)
+            hold = self._holds.get(message.get("tenant"))
+            if hold and not hold.still.done():
+                hold.still.set_result(None)
         elif message.verb == "error":
             text = "the arbiter refused: session %s: %s"
             name, why = message.get("id"), message.get("message")

@@ -56,7 +56,8 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def plane(short_path: Path, release: Release) -> Iterator[ControlPlane]:
     """Today's controller and the release's server."""
     short_path.chmod(0o755)
-    plane = ControlPlane(short_path, throttle={})
+    # what it does not know is left out
+    plane = ControlPlane(short_path, throttle={}, server={"closed_grace_seconds": None})
     try:
         plane.start_controller()
         plane.start_server(environment=release.server)

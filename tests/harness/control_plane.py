@@ -129,7 +129,7 @@ class ControlPlane:
         patience: float = 1,
         pool_of: ControlPlane | None = None,
     ) -> None:
-        """With `pool_of` its server joins another's controller."""
+        """With `pool_of` its server joins another's controller. A key that is None is left out."""
         self.folder = folder
         self.rest_port, self.grpc_port = rest_port or free_port(), free_port()
         if pool_of:
@@ -226,7 +226,8 @@ class ControlPlane:
     def _write(self, name: str, **sections: dict[str, Any]) -> None:
         lines = []
         for section, keys in sections.items():
-            lines += [f"[{section}]", *(f"    {key} = {value}" for key, value in keys.items())]
+            told = {key: value for key, value in keys.items() if value is not None}
+            lines += [f"[{section}]", *(f"    {key} = {value}" for key, value in told.items())]
         (self.folder / name).write_text("\n".join(lines) + "\n")
 
     # processes

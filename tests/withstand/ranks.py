@@ -7,11 +7,18 @@ programs/fake_nccl_ranks.c, moves no data and has its collectives wait for one a
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from control_plane import ControlPlane, wait_for
+import pytest
+from control_plane import ControlPlane, running, wait_for
+
+from sluice.config.native_files import NativeFileMissing, find_native
 
 from .prompted import RANK, SOURCES, Prompted
 from .traces import LIMIT
@@ -88,3 +95,40 @@ def build_fake_nccl(folder: Path) -> None:
     subprocess.run(
         ["cc", *options, "-o", str(made), str(SOURCES / "fake_nccl_ranks.c")], check=True
     )
+
+
+@contextlib.contextmanager
+def plane_of_ranks(folder: Path, **options: Any) -> Iterator[ControlPlane]:
+    """Two GPUs, and something for NCCL; skips the test where our own NCCL is not built."""
+    try:
+        find_native("libnccl.so.2")
+    except NativeFileMissing as missing:
+        pytest.skip(str(missing))
+    with tempfile.TemporaryDirectory() as libraries:
+        build_fake_nccl(Path(libraries))
+        with running(
+            folder,
+            # on the software GPU a sandbox lets nothing be written, as the ranks' file is
+            server={"cuda_libraries": libraries, "worker_sandbox": "false"},
+            pool={"job_linger_seconds": 1},
+            environment={"SLUICE_SOFTGPU_COUNT": "2"},
+            **options,
+        ) as started:
+            yield started
+
+
+@contextlib.contextmanager
+def jobs_of(plane: ControlPlane) -> Iterator[Callable[..., Job]]:
+    """Starts jobs that work, and ends those that are left."""
+    started: list[Job] = []
+
+    def begin(percent: int = 50, how: str = "collectives") -> Job:
+        one = Job(plane, percent)
+        started.append(one)
+        one.work(how)
+        return one
+
+    yield begin
+    for one in started:
+        one.kill()
+    wait_for(lambda: not plane.grants(), LIMIT, "the jobs' grants to go back")

@@ -76,7 +76,7 @@ def at_once(subjects: list[Subject], work: Callable[[Subject], None]) -> None:
 
 def moves(plane: ControlPlane, subjects: list[Subject]) -> int:
     """How often memory of theirs went out or came in."""
-    return sum(int(memory_of(plane, each)["memory_moves"]) for each in subjects)
+    return sum(int(memory_of(plane, each)["memory_moves"] or 0) for each in subjects)
 
 
 def test_two_that_take_memory_while_they_work_keep_their_stays(

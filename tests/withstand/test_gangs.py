@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane, running, wait_for
-
-from sluice.config.native_files import NativeFileMissing, find_native
+from control_plane import ControlPlane, wait_for
 
 from .at_work import Start, goes_on, stopped, worked, worker_of, working
 from .conftest import arbiter_pid
 from .prompted import Prompted
-from .ranks import Job, Rank, build_fake_nccl
+from .ranks import Job, Rank, jobs_of, plane_of_ranks
 from .traces import LIMIT
 
 ENOUGH = 60  # steps of a job
@@ -30,37 +26,15 @@ ENOUGH = 60  # steps of a job
 @pytest.fixture(scope="module")
 def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Two GPUs, and something for NCCL."""
-    try:
-        find_native("libnccl.so.2")
-    except NativeFileMissing as missing:
-        pytest.skip(str(missing))
-    with tempfile.TemporaryDirectory() as libraries:
-        build_fake_nccl(Path(libraries))
-        with running(
-            tmp_path_factory.mktemp("gangs"),
-            # on the software GPU a sandbox lets nothing be written, as the ranks' file is
-            server={"cuda_libraries": libraries, "worker_sandbox": "false"},
-            pool={"job_linger_seconds": 1},
-            environment={"SLUICE_SOFTGPU_COUNT": "2"},
-        ) as started:
-            yield started
+    folder = tmp_path_factory.mktemp("gangs")
+    with plane_of_ranks(folder) as started:
+        yield started
 
 
 @pytest.fixture
 def job(plane: ControlPlane) -> Iterator[Callable[..., Job]]:
-    """Starts jobs, and ends what a test leaves."""
-    started: list[Job] = []
-
-    def begin(percent: int = 50, how: str = "collectives") -> Job:
-        one = Job(plane, percent)
-        started.append(one)
-        one.work(how)
-        return one
-
-    yield begin
-    for one in started:
-        one.kill()
-    wait_for(lambda: not plane.grants(), LIMIT, "the jobs' grants to go back")
+    with jobs_of(plane) as begin:
+        yield begin
 
 
 @pytest.fixture

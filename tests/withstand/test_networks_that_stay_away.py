@@ -7,13 +7,19 @@ BreakingNetwork. The grace is short here, as these tests wait for its end.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
+from holder import Holder
 from relay_host import relay_host
+from vsock_relay import vsock_relay_host
+
+from sluice.server.workers.session_start import ResumeTerms
+from tests.compatibility.recording.stand_ins import has_compiler
 
 from .at_work import Start, relayed, working
 from .prompted import Prompted
@@ -66,3 +72,22 @@ def test_so_is_one_whose_relay_does_not_get_through(
         wait_for(lambda: not host.relays(), GRACE_SECONDS + LIMIT, "the relay's end")
         program.say("quit")
         assert "in time" in program.errors()
+
+
+@pytest.mark.skipif(
+    not has_compiler(), reason="there is no C compiler for what stands in for the guest's device"
+)
+async def test_so_is_one_in_a_guest(
+    plane: ControlPlane, network: BreakingNetwork, short_path: Path
+) -> None:
+    terms = ResumeTerms(GRACE_SECONDS, GRACE_SECONDS)
+    async with vsock_relay_host(plane, short_path, terms) as guest:
+        holder = await asyncio.to_thread(Holder, guest.environment())
+        assert await asyncio.to_thread(holder.work) == 0
+        [session] = guest.lifecycle.served
+        network.refuse()
+        network.cut()
+        await asyncio.wait_for(session.gone.wait(), GRACE_SECONDS + LIMIT)
+        assert await asyncio.to_thread(holder.work) != 0
+        holder.kill()
+        await guest.quiet(GRACE_SECONDS + LIMIT)

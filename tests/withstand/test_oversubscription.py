@@ -82,10 +82,12 @@ def test_two_that_do_not_fit_together_are_right(
 ) -> None:
     one, two = begin(channel, LARGE_MIB), begin(channel, LARGE_MIB)
     in_turns([one, two], 6)
-    wait_for(
-        lambda: all(memory_of(plane, each)["memory_moves"] >= 2 for each in (one, two)),
-        message="both to have moved",
-    )
+
+    def moves() -> list[int]:
+        return [memory_of(plane, each)["memory_moves"] or 0 for each in (one, two)]
+
+    # who was through in his first stay does not come back
+    wait_for(lambda: min(moves()) >= 1 and sum(moves()) >= 3, message=lambda: f"moves: {moves()}")
     [gpu] = plane.rest.get("/gpus").json()["gpus"]
     assert (gpu["granted_mib"], gpu["promisable_mib"]) == (224, GPU_MIB * FACTOR)
     resident = [memory_of(plane, each)["resident_mib"] for each in (one, two)]

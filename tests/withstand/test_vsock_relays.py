@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from breaking_network import BreakingNetwork
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
+from control_plane import running as started
 from holder import Holder
 from static_pool import build_programs
 from vsock_relay import OWNER, VsockGuest, vsock_relay_host
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "demo"))
 import programs as cuda
 
 #: A network that comes back has time to, also on a machine that stands still for a while.
-GRACE_SECONDS, SHORT_SECONDS, CLOSED_SECONDS = 300, 8, 3
+GRACE_SECONDS, CLOSED_SECONDS = 300, 3
 QUIET_SECONDS = 60
 NAMES = ("vector_add", "streams_events", "host_callback", "bulk_copies", "managed", "oom")
 
@@ -49,7 +50,7 @@ def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Con
         "network_grace_seconds": GRACE_SECONDS,
         "closed_grace_seconds": CLOSED_SECONDS,
     }
-    with running(tmp_path_factory.mktemp("node"), server=server) as control_plane:
+    with started(tmp_path_factory.mktemp("node"), server=server) as control_plane:
         yield control_plane
 
 
@@ -60,16 +61,10 @@ def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
 
 
 @pytest.fixture
-def grace_seconds() -> int:
-    """What the guest's host allows its sessions."""
-    return GRACE_SECONDS
-
-
-@pytest.fixture
 async def guest(
-    plane: ControlPlane, network: BreakingNetwork, short_path: Path, grace_seconds: int
+    plane: ControlPlane, network: BreakingNetwork, short_path: Path
 ) -> AsyncIterator[VsockGuest]:
-    terms = ResumeTerms(grace_seconds, CLOSED_SECONDS)
+    terms = ResumeTerms(GRACE_SECONDS, CLOSED_SECONDS)
     async with vsock_relay_host(plane, short_path, terms) as made:
         yield made
 
@@ -101,7 +96,10 @@ async def test_the_session_is_the_vms_in_the_pools_books(
     plane: ControlPlane, guest: VsockGuest
 ) -> None:
     holder, mine = await held(guest)
-    [session] = [each for each in plane.sessions() if each["state"] == "running"]
+    async with asyncio.timeout(QUIET_SECONDS):  # what was before may still be shown
+        while len(running := [s for s in plane.sessions() if s["state"] == "running"]) != 1:
+            await asyncio.sleep(0.05)
+    [session] = running
     assert (session["channel"], session["node"], session["relay"]) == ("relay", "node-a", "node-b")
     assert (session["domain_uuid"], session["domain_name"]) == (OWNER.uuid, OWNER.name)
     assert (mine.requester.channel, mine.relayed_to) == ("vsock", "node-a")
@@ -160,19 +158,6 @@ async def test_a_killed_worker_is_a_cuda_error_and_nothing_stays(
     await asyncio.wait_for(session.gone.wait(), QUIET_SECONDS)
     assert await asyncio.to_thread(holder.work) != 0
     assert "the session" in await asyncio.to_thread(holder.kill)
-    await guest.quiet(QUIET_SECONDS)
-
-
-@pytest.mark.parametrize("grace_seconds", [SHORT_SECONDS])
-async def test_a_node_that_is_away_for_too_long_is_a_cuda_error(
-    guest: VsockGuest, network: BreakingNetwork, grace_seconds: int
-) -> None:
-    holder, session = await held(guest)
-    network.refuse()
-    network.cut()
-    await asyncio.wait_for(session.gone.wait(), QUIET_SECONDS)
-    assert await asyncio.to_thread(holder.work) != 0
-    holder.kill()
     await guest.quiet(QUIET_SECONDS)
 
 
