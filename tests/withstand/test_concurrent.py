@@ -27,6 +27,7 @@ from .traces import LIMIT
 
 HARNESS = Path(__file__).parents[1] / "harness"
 CONTROL = "nvidia-cuda-mps-control"
+BEGUN_SECONDS = 0.2  # of the GPU that a kernel has used once it has begun
 
 
 @pytest.fixture
@@ -75,14 +76,15 @@ def idle(start: Start) -> Prompted:
 
 def begin_endless(plane: ControlPlane, program: Prompted) -> None:
     """Gives the GPU a kernel without end, and waits until it has begun."""
-    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
     (session,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
 
     def used() -> float:
         vgpus = plane.rest.get("/vgpus").json()["vgpus"]
         return sum(v["gpu_seconds"] or 0 for v in vgpus if session["id"] in v["sessions"])
 
-    wait_for(lambda: used() > 0, LIMIT, "the kernel's begin")
+    before = used()
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    wait_for(lambda: used() > before + BEGUN_SECONDS, LIMIT, "the kernel's begin")
 
 
 def live(plane: ControlPlane) -> list[dict[str, Any]]:
