@@ -7,6 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
+CTEST_JOBS ?= 3 # the longest of them waits for half a minute
 TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
 PYTEST_FLAGS ?= # .ci/run: a test that failed runs once more, and is named at the end; CTEST_FLAGS, too
@@ -27,7 +28,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 	@JOBS=$(DEMO_JOBS) $(PYTHON) tests/demo/prepare.py $(if $(filter no,$(GUEST)),--without-guest)
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
-	ctest --test-dir $(BUILD) $(CTEST_FLAGS) --output-on-failure -j$(JOBS)
+	ctest --test-dir $(BUILD) $(CTEST_FLAGS) --output-on-failure -j$(CTEST_JOBS)
 	$(PY) -m pytest $(PYTEST_FLAGS) -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
