@@ -28,10 +28,11 @@ mount -t 9p -o $options,cache=none hostnow /fresh || echo "rig: no /host"
 mount -t tmpfs tmpfs /rw
 mkdir -p /rw/upper /rw/work
 mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work overlay /newroot || echo "rig: no overlay"
-for folder in proc sys dev host tmp run var/tmp lib/modules etc/sluice; do mkdir -p "/newroot/$folder"; done
+for folder in proc sys dev host tmp run opt var/tmp lib/modules etc/sluice; do mkdir -p "/newroot/$folder"; done
 for folder in proc sys dev; do mount --rbind "/$folder" "/newroot/$folder"; done
 mount --rbind /fresh /newroot/host
 mount -t tmpfs tmpfs /newroot/run
+mount -t tmpfs tmpfs /newroot/opt # what is installed on the host, or by a rig beside this one, is not here
 mount -t tmpfs -o mode=1777 tmpfs /newroot/tmp
 [ -n "$modules" ] && mount --bind "/ro$modules" /newroot/lib/modules
 # What is covered above is the guest's own: a checkout that lies there is bound in again, and the agent has another name.
