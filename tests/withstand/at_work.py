@@ -28,10 +28,7 @@ def working(start: Start, percent: int, channel: str = "shm", **more: str) -> Pr
 
 def relayed(host: RelayHost, start: Start) -> Prompted:
     """A program of a host without a GPU that has begun to work."""
-    program = start("shm", SLUICE_RATIO="20", SLUICE_SERVER_SOCKET=str(host.socket_path))
-    assert program.ask(f"work {KERNEL_NS}") == "work: ok"
-    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
-    return program
+    return working(start, 20, SLUICE_SERVER_SOCKET=str(host.socket_path))
 
 
 def worked(program: Prompted) -> int:

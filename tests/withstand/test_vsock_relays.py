@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from breaking_network import BreakingNetwork
-from control_plane import ControlPlane
-from control_plane import running as started
+from control_plane import ControlPlane, running
 from holder import Holder
 from static_pool import build_programs
 from vsock_relay import OWNER, VsockGuest, vsock_relay_host
@@ -50,7 +49,7 @@ def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Con
         "network_grace_seconds": GRACE_SECONDS,
         "closed_grace_seconds": CLOSED_SECONDS,
     }
-    with started(tmp_path_factory.mktemp("node"), server=server) as control_plane:
+    with running(tmp_path_factory.mktemp("node"), server=server) as control_plane:
         yield control_plane
 
 
@@ -97,9 +96,9 @@ async def test_the_session_is_the_vms_in_the_pools_books(
 ) -> None:
     holder, mine = await held(guest)
     async with asyncio.timeout(QUIET_SECONDS):  # what was before may still be shown
-        while len(running := [s for s in plane.sessions() if s["state"] == "running"]) != 1:
+        while len(shown := [s for s in plane.sessions() if s["state"] == "running"]) != 1:
             await asyncio.sleep(0.05)
-    [session] = running
+    [session] = shown
     assert (session["channel"], session["node"], session["relay"]) == ("relay", "node-a", "node-b")
     assert (session["domain_uuid"], session["domain_name"]) == (OWNER.uuid, OWNER.name)
     assert (mine.requester.channel, mine.relayed_to) == ("vsock", "node-a")
