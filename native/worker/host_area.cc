@@ -37,8 +37,7 @@ std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector
   for (const Piece& piece : pieces) ::close(piece.memory);
   if (!error->empty()) return nullptr;
   steps->done("host memory mapped");
-  area->enlist(pieces);
-  steps->done("registered");
+  area->divide(pieces);
   return area;
 }
 
@@ -60,16 +59,21 @@ void HostArea::map(const std::vector<Piece>& pieces, std::string* error) {
   if (!good) *error = std::string("host memory for it cannot be mapped: ") + std::strerror(errno);
 }
 
-// Without it copies are slower, and nothing else.
-void HostArea::enlist(const std::vector<Piece>& pieces) {
+void HostArea::divide(const std::vector<Piece>& pieces) {
   uint64_t begin = 0;
-  for (const Piece& piece : pieces) {
-    for (const uint64_t end = begin + piece.bytes; begin < end; begin = chunks_.back()) {
-      const uint64_t n = std::min(kChunk, end - begin);
-      if (driver_.cuMemHostRegister_v2(at(begin), n, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
-        registered_.push_back(begin);
-      chunks_.push_back(begin + n);
-    }
+  for (const Piece& piece : pieces)
+    for (const uint64_t end = begin + piece.bytes; begin < end; begin = chunks_.back())
+      chunks_.push_back(begin + std::min(kChunk, end - begin));
+}
+
+// Without it copies are slower, and nothing else.
+void HostArea::enlist(uint64_t offset) {
+  for (; enlisted_ < chunks_.size(); ++enlisted_) {
+    const uint64_t begin = enlisted_ ? chunks_[enlisted_ - 1] : 0;
+    if (begin > offset) return;
+    if (driver_.cuMemHostRegister_v2(at(begin), chunks_[enlisted_] - begin,
+                                     CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
+      registered_.push_back(begin);
   }
 }
 

@@ -145,6 +145,7 @@ CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   CUdeviceptr device = first.places[0].address;
   for (uint64_t at = first.host, end = at + bytes; at < end;) {
     const uint64_t n = first.area->in_one(at, end);
+    if (out) first.area->enlist(at);
     std::byte* const host = first.area->at(at);
     const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, n, stream)
                            : session_.driver.cuMemcpyHtoDAsync_v2(device, host, n, stream);
@@ -260,7 +261,7 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     area.reset();
     return false;
   }
-  steps.done("copied");
+  steps.done("registered and copied");
   areas_.push_back(std::move(area));
   for (Piece* piece : going) {
     piece->planned = false;

@@ -5,8 +5,9 @@ Used by sessions.suspending. Sizes are MiB. Each session's copy is shared memory
 its worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
 gives them to nobody before it has emptied them. So nothing is used twice. It promises that no more
 is taken than [suspend] swap_mib says, workers of an earlier server included, and that what is
-handed out is there: pages are taken before anything is moved. As that takes a second for a few GiB,
-`ready_mib` of them are taken ahead of time, in pieces, and made up for when they were handed out.
+handed out is there: pages are taken before anything is moved. As that takes one thread a second for
+8 GiB, `ready_mib` of them are taken ahead of time, in pieces, and made up for when they were handed
+out, and several threads take them at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MIB = 1 << 20
 PIECE_MIB = 256
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 HUGE_PAGE_MIB = 2
+MOST_MAKERS = 8
 
 
 class NoSwapMemory(Exception):
@@ -42,6 +44,7 @@ class SwapMemory:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._moving = 0  # moves that are under way
+        self._makers = max(1, min(MOST_MAKERS, (os.cpu_count() or 1) // 2))
 
     @property
     def used_mib(self) -> int:
@@ -90,13 +93,33 @@ class SwapMemory:
         while self._ready and mib >= PIECE_MIB:
             found.append((self._ready.popleft(), PIECE_MIB))
             mib -= PIECE_MIB
+        whole, rest = divmod(mib, PIECE_MIB)
         try:
-            if mib:
-                found.append((await asyncio.to_thread(make_memory, mib), mib))
+            found += await self._make([PIECE_MIB] * whole + [rest] * bool(rest))
         except BaseException:
             for descriptor, _ in found:
                 os.close(descriptor)
             raise
+        return found
+
+    async def _make(self, sizes: list[int]) -> list[tuple[int, int]]:
+        """Of so many MiB each, by several threads at once. Raises NoSwapMemory, and has none."""
+        found: list[tuple[int, int]] = []
+        problems: list[BaseException] = []
+        for begin in range(0, len(sizes), self._makers):
+            some = sizes[begin : begin + self._makers]
+            threads = (asyncio.to_thread(make_memory, mib) for mib in some)
+            for mib, made in zip(
+                some, await asyncio.gather(*threads, return_exceptions=True), strict=True
+            ):
+                if isinstance(made, BaseException):
+                    problems.append(made)
+                else:
+                    found.append((made, mib))
+            if problems:
+                for descriptor, _ in found:
+                    os.close(descriptor)
+                raise problems[0]
         return found
 
     @contextlib.contextmanager
@@ -117,20 +140,22 @@ class SwapMemory:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while not self._moving and self._may_keep():
+            while not self._moving and (count := min(self._makers, self._may_keep())):
                 try:
-                    piece = await asyncio.to_thread(make_memory, PIECE_MIB)
+                    made = await self._make([PIECE_MIB] * count)
                 except NoSwapMemory as none:
                     log.warning("[suspend] ready_mib: %s", none)
                     break
-                if self._may_keep():
-                    self._ready.append(piece)
-                else:  # it was taken meanwhile
-                    os.close(piece)
+                for piece, _ in made:
+                    if self._may_keep():
+                        self._ready.append(piece)
+                    else:  # it was taken meanwhile
+                        os.close(piece)
 
-    def _may_keep(self) -> bool:
-        more = len(self._ready) + 1
-        return more <= self._ready_pieces and self.used_mib + more * PIECE_MIB <= self.limit_mib
+    def _may_keep(self) -> int:
+        """How many pieces more."""
+        room = (self.limit_mib - self.used_mib) // PIECE_MIB
+        return max(0, min(self._ready_pieces, room) - len(self._ready))
 
 
 def make_memory(mib: int) -> int:
@@ -138,7 +163,14 @@ def make_memory(mib: int) -> int:
 
     On huge pages where enough of them are free. The caller closes it.
     """
-    flags = os.MFD_CLOEXEC | (os.MFD_HUGETLB if _huge_pages_mib() >= mib else 0)
+    if mib and _huge_pages_mib() >= mib:
+        # Another thread, or process, may have them first.
+        with contextlib.suppress(NoSwapMemory):
+            return _made(mib, os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    return _made(mib, os.MFD_CLOEXEC)
+
+
+def _made(mib: int, flags: int) -> int:
     try:
         descriptor = os.memfd_create("sluice-suspended", flags)
     except OSError as error:

@@ -104,10 +104,14 @@ class Server:
         for name in ("libcuda.so.1", "libcudart.so.13"):
             (library / name).symlink_to(built(name).resolve())
         # the forwarding libraries: libcublas.so.13 and so on
-        for path in sorted(built("libcuda.so.1").parent.glob("lib*.so.[0-9]*")):
-            if not path.name.startswith("libsluice") and not (library / path.name).exists():
+        place = built("libcuda.so.1").parent.resolve()
+        for path in sorted(place.glob("lib*.so.[0-9]*")):
+            # those of CUDA 12 alone are in a folder of their own: tests preload all that is here
+            if path.name.startswith("libsluice") or (place / "cuda12" / path.name).exists():
+                continue
+            if not (library / path.name).exists():
                 (library / path.name).symlink_to(path.resolve())
-        (library / "cuda12").symlink_to(built("libcuda.so.1").parent.resolve() / "cuda12")
+        (library / "cuda12").symlink_to(place / "cuda12")
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
             "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": f"127.0.0.1:{http_port}"},

@@ -183,7 +183,8 @@ int main(int argc, char** argv) {
   uint32_t stream_id = 0, device_id = 77;
   REQUIRE(cuptiGetStreamId(nullptr, stream, &stream_id));
   REQUIRE(cuptiGetDeviceId(nullptr, &device_id));
-  REQUIRE(cuptiActivityFlushAll(0));
+  // As PyTorch's profiler: where it was asked for no buffer, there is nothing to flush.
+  if (buffers_out > 0) REQUIRE(cuptiActivityFlushAll(0));
   size_t dropped = 99;
   REQUIRE(cuptiActivityGetNumDroppedRecords(nullptr, 0, &dropped));
 
@@ -203,7 +204,7 @@ int main(int argc, char** argv) {
   REQUIRE(cudaDeviceSynchronize());
   REQUIRE(cuptiUnsubscribe(subscriber));
   REQUIRE(cudaMemset(device_large, 7, 4096));
-  REQUIRE(cuptiActivityFlushAll(0));
+  if (buffers_out > 0) REQUIRE(cuptiActivityFlushAll(0));
   const int counters = cuptiEnableKernelReplayMode(nullptr);
   std::printf(
       "{\"kind\": \"told\", \"began\": %llu, \"ended\": %llu, \"popped\": %llu, \"stream\": %u, "

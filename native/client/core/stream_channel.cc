@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "channel/futex.h"
 #include "client/core/end_notice.h"
 #include "client/core/log.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
 constexpr size_t kPiece = kSendWhen + wire::kMaxFrameBytes;
 constexpr auto kGather = std::chrono::microseconds(40);
+constexpr uint64_t kLooksNs = 2'000'000;  // after the last command
 constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kBulkAnswer = 1 << 20;  // deserves connections of its own
 // Whose commands' data this thread leaves as it is.
@@ -86,8 +88,18 @@ StreamChannel::~StreamChannel() {
   if (socket_ >= 0) ::close(socket_);
 }
 
+void StreamChannel::lock_to_add() {
+  std::unique_lock lock(send_mutex_);
+  if (sender_waits_) {
+    ++adders_wait_;
+    sent_.wait(lock, [this] { return !sender_waits_; });
+    --adders_wait_;
+  }
+  lock.release();
+}
+
 std::byte* StreamChannel::reserve(size_t n) {
-  send_mutex_.lock();
+  lock_to_add();
   if (gone_ || (out_used_ + n > kPiece && !send_all())) {
     send_mutex_.unlock();
     return nullptr;
@@ -96,7 +108,7 @@ std::byte* StreamChannel::reserve(size_t n) {
 }
 
 void StreamChannel::commit(size_t n, bool answered) {
-  const bool first = out_used_ == 0;
+  const bool asleep = out_used_ == 0 && !flusher_looks_;
   out_used_ += n;
   bytes_out += n;
   if (answered || out_used_ >= kSendWhen || !flushes_) {
@@ -104,7 +116,7 @@ void StreamChannel::commit(size_t n, bool answered) {
     send_mutex_.unlock();
   } else {
     send_mutex_.unlock();
-    if (first) send_pending_.notify_one();
+    if (asleep) send_pending_.notify_one();
   }
 }
 
@@ -122,6 +134,14 @@ void StreamChannel::next_piece() {
 }
 
 bool StreamChannel::send_all(std::span<const std::byte> tail) {
+  if (sending_) {  // what it sends comes first
+    std::unique_lock lock(send_mutex_, std::adopt_lock);
+    sender_waits_ = true;
+    sent_.wait(lock, [this] { return !sending_; });
+    sender_waits_ = false;
+    if (adders_wait_ > 0) sent_.notify_all();
+    lock.release();
+  }
   const uint64_t zeros = 0;
   iovec parts[3] = {{out_.get(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
@@ -157,16 +177,42 @@ bool StreamChannel::settle() {
   return stream_->settle();
 }
 
+// A system call that wakes somebody takes as long as ten launches, so the program's threads do not
+// wait for it.
+void StreamChannel::send_beside(std::unique_lock<std::mutex>& lock) {
+  const Piece piece = out_;
+  iovec part{piece.get(), out_used_};
+  next_piece();
+  out_used_ = 0;
+  sending_ = true;
+  lock.unlock();
+  const bool sent = stream_->write_lent(&part, 1, piece);
+  lock.lock();
+  if (!sent) gone_ = true;
+  sending_ = false;
+  if (sender_waits_) sent_.notify_all();
+}
+
 void StreamChannel::flush_when_idle() {
   std::unique_lock lock(send_mutex_);
   while (!closing_) {
     send_pending_.wait(lock, [this] { return closing_ || out_used_ > 0; });
-    if (closing_) break;
-    // A burst is likely: let it gather, then send what its own threads have not sent.
-    lock.unlock();
-    std::this_thread::sleep_for(kGather);
-    lock.lock();
-    if (out_used_ > 0) send_all();
+    // From here on it looks by itself, for as long as commands come: to be woken for each burst
+    // would cost the program more.
+    flusher_looks_ = true;
+    for (uint64_t busy_at = channel::now_ns(); !closing_;) {
+      // A burst is likely: let it gather, then send what its own threads have not sent.
+      lock.unlock();
+      std::this_thread::sleep_for(kGather);
+      lock.lock();
+      if (out_used_ > 0) {
+        if (!sender_waits_) send_beside(lock);  // who waits sends it himself
+        busy_at = channel::now_ns();
+      } else if (channel::now_ns() - busy_at > kLooksNs) {
+        break;
+      }
+    }
+    flusher_looks_ = false;
   }
 }
 
@@ -358,7 +404,8 @@ void StreamChannel::ended() {
 }
 
 void StreamChannel::close() {
-  std::lock_guard lock(send_mutex_);
+  lock_to_add();
+  std::lock_guard lock(send_mutex_, std::adopt_lock);
   if (gone_) return;
   const wire::FrameHeader bye{sizeof bye, wire::kClose, wire::kNoLane, 0, 0};
   std::memcpy(out_.get() + out_used_, &bye, sizeof bye);

@@ -75,8 +75,12 @@ class StreamChannel : public Channel {
     std::span<std::byte> sink;  // of the waiting thread
   };
 
-  // What was gathered, and `tail` behind it; send_mutex_ held.
+  // Takes send_mutex_ when something may be added to what was gathered.
+  void lock_to_add();
+  // What was gathered, and `tail` behind it; send_mutex_ held. It waits while the flusher sends.
   bool send_all(std::span<const std::byte> tail = {});
+  // The same without a tail; what comes meanwhile is gathered in another piece.
+  void send_beside(std::unique_lock<std::mutex>& lock);
   bool read_frame();  // reads one frame and puts it into its lane; called by one thread at a time
   // What the worker said before it went, for a thread that only sends and so has not read it.
   void read_last_words();
@@ -97,7 +101,11 @@ class StreamChannel : public Channel {
   Look look_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
-  std::condition_variable send_pending_;
+  std::condition_variable send_pending_, sent_;
+  bool sending_ = false;        // the flusher is, without the mutex
+  bool sender_waits_ = false;   // for that, and nobody adds anything until it has sent
+  uint32_t adders_wait_ = 0;    // for that one
+  bool flusher_looks_ = false;  // by itself: nobody has to wake it
   // Where commands are gathered. One that was sent is kept as it is until the worker has it.
   using Piece = std::shared_ptr<std::byte[]>;
   void next_piece();

@@ -56,9 +56,27 @@ void Recorder::use(BufferRequested requested, BufferCompleted completed) {
 
 void Recorder::add(const void* record, size_t bytes) {
   const auto* at = static_cast<const std::byte*>(record);
-  std::lock_guard lock(mutex_);
-  if (waiting_.size() + bytes > kMostBytes) return drop(1);
-  waiting_.insert(waiting_.end(), at, at + bytes);
+  {
+    std::lock_guard lock(mutex_);
+    if (waiting_.size() + bytes > kMostBytes) return drop(1);
+    waiting_.insert(waiting_.end(), at, at + bytes);
+  }
+  if (!buffer_.load(std::memory_order_relaxed)) take_buffer();
+}
+
+void Recorder::take_buffer() {
+  if (in_delivery) return;
+  std::unique_lock delivery(delivering_, std::try_to_lock);
+  if (!delivery || buffer_) return;  // whoever delivers asks for one
+  in_delivery = true;
+  ask();
+  in_delivery = false;
+}
+
+void Recorder::ask() {
+  uint8_t* buffer = nullptr;
+  if (const BufferRequested requested = requested_.load()) requested(&buffer, &size_, &most_);
+  buffer_ = buffer;
 }
 
 bool Recorder::much_waits() {
@@ -67,7 +85,7 @@ bool Recorder::much_waits() {
 }
 
 void Recorder::complete() {
-  uint8_t* const buffer = std::exchange(buffer_, nullptr);
+  uint8_t* const buffer = buffer_.exchange(nullptr);
   if (const BufferCompleted completed = completed_.load(); buffer && completed)
     completed(nullptr, 0, buffer, size_, used_);
   size_ = used_ = most_ = count_ = 0;
@@ -80,7 +98,7 @@ void Recorder::fill(const std::vector<std::byte>& records) {
     const size_t bytes = record_bytes(kind);
     if (buffer_ && (used_ + bytes > size_ || (most_ && count_ >= most_))) complete();
     if (!buffer_) {
-      if (const BufferRequested requested = requested_.load()) requested(&buffer_, &size_, &most_);
+      ask();
       if (!buffer_ || size_ < bytes) {
         drop(1);
         at += bytes;
@@ -88,7 +106,7 @@ void Recorder::fill(const std::vector<std::byte>& records) {
         continue;
       }
     }
-    std::memcpy(buffer_ + used_, records.data() + at, bytes);
+    std::memcpy(buffer_.load() + used_, records.data() + at, bytes);
     used_ += bytes;
     ++count_;
     at += bytes;

@@ -45,6 +45,10 @@ class Recorder {
 
  private:
   void add(const void* record, size_t bytes);
+  // Profilers flush only if they were asked for a buffer since the last time, as by CUPTI, which
+  // asks when it makes a record.
+  void take_buffer();
+  void ask();
   void fill(const std::vector<std::byte>& records);
   void complete();
 
@@ -60,7 +64,7 @@ class Recorder {
   std::vector<std::byte> waiting_;
 
   std::mutex delivering_;  // of the profiler's buffer that is being filled
-  uint8_t* buffer_ = nullptr;
+  std::atomic<uint8_t*> buffer_{nullptr};
   size_t size_ = 0, used_ = 0, most_ = 0, count_ = 0;
 
   std::mutex texts_mutex_;
