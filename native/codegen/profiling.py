@@ -61,9 +61,10 @@ def profiled_calls(api: Path, registry: Registry, library: str) -> list[Profiled
         if name not in newest or name in others or function.returns != RESULTS[library]:
             continue
         if any(re.fullmatch(pattern, name) for pattern in rules[library]):
-            # nvcc 13 calls what CUDA 12 knows without the underscores.
-            number = older.get(name, older.get(name.removeprefix("__"), 0))
-            calls.append(ProfiledCall(function, newest[name], number))
+            # nvcc 13 calls what CUDA 12, and every profiler, knows without the underscores.
+            known = name.removeprefix("__")
+            number = newest.get(known, newest[name])
+            calls.append(ProfiledCall(function, number, older.get(known, 0)))
     return calls
 
 

@@ -233,11 +233,9 @@ extern "C" {
 
 int64_t sluice_library_call(const sluice::wire::LibrarySpec* library,
                             const sluice::wire::FunctionSpec* function, const uint64_t* arguments) {
-  const ApiHooks* const hooks = driver_hooks.load(std::memory_order_acquire);
-  if (!hooks) [[likely]]
-    return library::Call(*library, *function, arguments).run();
-  ProfiledCall call(hooks, kLibraryDomain, kLaunchKernelNumber, function->name, nullptr);
-  return call.leave(library::Call(*library, *function, arguments).run());
+  return profiled_library_call(function->name, [&] {
+    return static_cast<int64_t>(library::Call(*library, *function, arguments).run());
+  });
 }
 
 const char* sluice_library_text(const sluice::wire::LibrarySpec* library,

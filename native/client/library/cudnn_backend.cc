@@ -12,6 +12,7 @@
 #include "client/library/cudnn_descriptors.h"
 #include "client/library/object.h"
 #include "client/library/outgoing.h"
+#include "client/profile/driver_calls.h"
 #include "library/objects.h"
 #include "wire/cudnn_backend.h"
 
@@ -245,7 +246,7 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
   return status;
 }
 
-int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
+static int32_t execute(void* handle, void* plan, void* pack) {
   Session* s;
   Device* device;
   if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
@@ -303,6 +304,11 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
     put_padded(&body, values.data(), values.size());
   }
   return post_or_ask(s, device, ids::id_sluiceCudnnBackendExecute, body, key, work);
+}
+
+int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
+  return sluice::client::profiled_library_call("cudnnBackendExecute",
+                                               [&] { return execute(handle, plan, pack); });
 }
 
 }  // extern "C"

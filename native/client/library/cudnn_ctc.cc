@@ -6,6 +6,7 @@
 #include "client/library/cudnn_backend.h"
 #include "client/library/object.h"
 #include "client/objects/device.h"
+#include "client/profile/driver_calls.h"
 #include "library/objects.h"
 
 using namespace sluice::client;
@@ -24,9 +25,8 @@ bool is(uint64_t id, uint8_t type) {
 
 }  // namespace
 
-extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* labels,
-                                      const int32_t* label_lengths, const int32_t* input_lengths,
-                                      uint64_t* workspace_bytes) {
+static int32_t run(const wire::CtcLoss* call, const int32_t* labels, const int32_t* label_lengths,
+                   const int32_t* input_lengths, uint64_t* workspace_bytes) {
   Session* s = Session::get();
   Device* device;
   if (!s) return kNotInitialized;
@@ -70,4 +70,12 @@ extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* 
   if (e != CUDA_SUCCESS || got < sizeof reply) return kExecutionFailed;
   if (workspace_bytes) *workspace_bytes = reply.workspace_bytes;
   return static_cast<int32_t>(reply.status);
+}
+
+extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* labels,
+                                      const int32_t* label_lengths, const int32_t* input_lengths,
+                                      uint64_t* workspace_bytes) {
+  return profiled_library_call("cudnnCTCLoss", [&] {
+    return run(call, labels, label_lengths, input_lengths, workspace_bytes);
+  });
 }

@@ -6,6 +6,7 @@
 
 #include "client/library/group.h"
 #include "client/library/outgoing.h"
+#include "client/profile/driver_calls.h"
 #include "library/objects.h"
 
 namespace sluice::client::library {
@@ -281,7 +282,8 @@ int32_t make(const sluice_library_nccl_making& m) {
   Group alone;
   alone.learnable = false;
   alone.calls.push_back(std::move(call));
-  return send(std::move(alone), false);
+  return sluice::client::profiled_library_call("ncclGroupEnd",
+                                               [&] { return send(std::move(alone), false); });
 }
 
 }  // namespace
@@ -326,7 +328,8 @@ int32_t sluice_library_nccl_group_end(bool run) {
   Group whole;
   std::swap(whole, g);
   if (!run) return give_up(whole.calls, kSuccess);
-  return send(std::move(whole), true);
+  return sluice::client::profiled_library_call("ncclGroupEnd",
+                                               [&] { return send(std::move(whole), true); });
 }
 
 int32_t sluice_library_nccl_device(uint64_t communicator, int32_t* device) {

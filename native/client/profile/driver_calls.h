@@ -12,4 +12,13 @@ extern HookSlot driver_hooks;
 // call: as CUDA's runtime inside of those libraries would have been called.
 inline constexpr uint32_t kLaunchKernelNumber = 211;  // cudaLaunchKernel_v7000
 
+template <class Run>
+auto profiled_library_call(const char* name, const Run& run) {
+  const ApiHooks* const hooks = driver_hooks.load(std::memory_order_acquire);
+  if (!hooks) [[likely]]
+    return run();
+  ProfiledCall call(hooks, kLibraryDomain, kLaunchKernelNumber, name, nullptr);
+  return call.leave(run());
+}
+
 }  // namespace sluice::client
