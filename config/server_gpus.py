@@ -103,6 +103,12 @@ class SuspendSection(Section):
         ge=0,
         description="MiB of these that are kept ready, which makes suspending faster (0: none)",
     )
+    checkpoint_contexts: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto or off: whether the CUDA context of a suspended session leaves its GPU, "
+        "too, by the driver's checkpoint, where the driver has it (570 or newer) and the context "
+        "can come back",
+    )
     drain_seconds: float = Field(
         10.0,
         gt=0,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.config.places import Places
 from sluice.config.server import ServerConfig
+from sluice.server.checkpoints.caller import Caller
 from sluice.server.claims.listener import ClaimsListener
 from sluice.server.claims.service import Claims
 from sluice.server.containers.admission import Admission
@@ -114,6 +115,7 @@ class Server:
         await self._gpus.find(self._run)
         if self._residency:
             self._residency.tell_everything()
+        await self._lifecycle.suspensions.find_contexts()
         unknown = {*self._config.suspend.gpu_memory_oversubscription} - {
             gpu.uuid for gpu in self._gpus.gpus
         }
@@ -154,6 +156,7 @@ class Server:
         self._lifecycle.let_go()
         if self._daemons:
             self._daemons.let_go()
+        await self._caller.close()
         await self._controller.close()
         os.close(self._lock)
         log.info("stopped; %d session(s) go on", len(self._lifecycle.served))
@@ -179,6 +182,7 @@ class Server:
             starter.rdma = self._rdma.option
             self._side.found_labels["rdma"] = self._rdma.reach
         self._controller = self._link(config, self._side)
+        self._caller = Caller(driver.path, nvml_beside(driver.path), starter.environment())
         self._lifecycle = SessionLifecycle(
             section.node_name,
             self._controller,
@@ -189,6 +193,8 @@ class Server:
             accounts=Accounts(config.projects, self._devices),
             code_cache=code_cache(section),
             suspend=config.suspend,
+            caller=self._caller,
+            gpus=lambda: self._gpus.gpus,
         )
         self._share_out(driver, starter)
         ca_file = config.tls.data_ca_file or config.tls.ca_file

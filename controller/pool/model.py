@@ -15,10 +15,11 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
-from sluice.controller.pool.grants.suspension import SuspensionState
+from sluice.controller.pool.grants.suspension import SuspendedContexts, SuspensionState
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
+from sluice.resources.suspended_contexts import ContextPlace
 from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
 from sluice.resources.vgpu_request import Mode as Mode
 from sluice.resources.vgpu_request import Sharing as Sharing
@@ -275,6 +276,7 @@ class Grant:
     resumes: bool = False  # it is to come back as soon as there is room
     suspension_note: str = ""  # why it was suspended, or why it could not be, or not be resumed
     with_guest: bool = False  # it is suspended as its VM is paused, and goes on with it
+    contexts: SuspendedContexts | None = None  # of a suspended one, where its node has said so
 
     @property
     def end(self) -> End | None:
@@ -285,6 +287,11 @@ class Grant:
     def ordered_end(self) -> End | None:
         """Why it was told to end, also when it has; None where nobody said that it should."""
         return End(self.ending_cause, self.ending) if self.ending else None
+
+    @property
+    def contexts_off(self) -> bool:
+        """Whether its contexts have left its GPUs, as far as its node has said."""
+        return self.contexts is not None and self.contexts.place is ContextPlace.OFF
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""

@@ -16,17 +16,23 @@ from sluice.controller.pool import decisions, model
 from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey
-from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspensionState
+from sluice.controller.pool.grants.suspension import (
+    ReportedSuspension,
+    SuspendedContexts,
+    SuspensionState,
+)
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
 from sluice.resources.container import Container
 from sluice.resources.memory_factor import MOST_MEMORY_FACTOR
+from sluice.resources.suspended_contexts import read_place, read_why
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 
 MOST_PERSON = 100
 MOST_WHY = 500
+MOST_NOTE = 500
 MODES = {mode.value for mode in model.Mode}
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
@@ -280,7 +286,17 @@ def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:
         error=message.error,
         staying_mib=tuple(message.staying_mib),
         busy=message.busy,
+        contexts=_contexts_of(message),
     )
+
+
+def _contexts_of(message: rpc.GrantSuspension) -> SuspendedContexts | None:
+    place = read_place(message.context)
+    if place is None:
+        return None
+    why = read_why(message.context_why)
+    note = message.context_note[:MOST_NOTE]
+    return SuspendedContexts(place, why, note, tuple(message.context_mib))
 
 
 def job_key(message: rpc.JobHold) -> JobKey:

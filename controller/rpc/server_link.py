@@ -119,7 +119,10 @@ class ServerLink:
         self.orders.put_nowait(
             rpc.Order(
                 suspend_grant=rpc.SuspendGrant(
-                    grant_id=order.grant_id, resume=order.resume, request_id=request_id()
+                    grant_id=order.grant_id,
+                    resume=order.resume,
+                    request_id=request_id(),
+                    promised=order.promised,
                 )
             )
         )

@@ -38,7 +38,8 @@ from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
 NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"} | {
-    "memory_oversubscription"
+    "memory_oversubscription",
+    "contexts",
 }
 
 Key = tuple[str, ...]

@@ -77,9 +77,15 @@ void HostArea::enlist(uint64_t offset) {
   }
 }
 
-HostArea::~HostArea() {
+void HostArea::delist() {
   for (const uint64_t begin : registered_)
     call(driver_.cuMemHostUnregister, static_cast<void*>(at(begin)));
+  registered_.clear();
+  enlisted_ = 0;
+}
+
+HostArea::~HostArea() {
+  delist();
   if (reserved_) munmap(reserved_, bytes_);
 }
 

@@ -33,6 +33,8 @@ class HostArea {
   std::byte* at(uint64_t offset) const { return begin_ + offset; }
   // Registers what is not yet, up to the piece that `offset` is in; a context is current.
   void enlist(uint64_t offset);
+  // The driver knows nothing of it any more, until it is enlisted again; a context is current.
+  void delist();
   // How much of [offset, end) one copy may take: the driver takes none that reaches over two
   // registered ranges.
   uint64_t in_one(uint64_t offset, uint64_t end) const;

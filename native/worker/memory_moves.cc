@@ -54,6 +54,7 @@ void MemoryMoves::look() {
   pieces_.clear();
   movable_.assign(session_.vgpus.size(), 0);
   staying_.assign(session_.vgpus.size(), 0);
+  exported_.assign(session_.vgpus.size(), 0);
   std::map<uint64_t, size_t> known;  // allocations, by id
   for (auto& v : session_.vgpus) {
     session_.use(v->index);
@@ -86,6 +87,14 @@ void MemoryMoves::look() {
     std::lock_guard lock(v->mutex);
     staying_[v->index] = v->memory.taken(MemoryUse::kClient) +
                          v->memory.taken(MemoryUse::kLibrary) + v->memory.taken(MemoryUse::kCode);
+    for (const auto& [name, key] : v->exported) {
+      AllocationObject o;
+      const auto slab = v->mappings.find(name);
+      if (slab != v->mappings.end() && !slab->second.allocation)
+        exported_[v->index] += slab->second.bytes;
+      else if (session_.objects.allocations.get(name, &o))
+        exported_[v->index] += o.bytes;
+    }
   }
   for (const Piece& piece : pieces_)
     staying_[piece.owner->index] -= std::min(piece.bytes, staying_[piece.owner->index]);
@@ -145,7 +154,7 @@ CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   CUdeviceptr device = first.places[0].address;
   for (uint64_t at = first.host, end = at + bytes; at < end;) {
     const uint64_t n = first.area->in_one(at, end);
-    if (out) first.area->enlist(at);
+    first.area->enlist(at);
     std::byte* const host = first.area->at(at);
     const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, n, stream)
                            : session_.driver.cuMemcpyHtoDAsync_v2(device, host, n, stream);
@@ -327,6 +336,11 @@ bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
   pieces_.clear();
   log_move("on the GPU", bytes, steps);
   return true;
+}
+
+void MemoryMoves::delist_host() {
+  session_.use(0);
+  for (const auto& area : areas_) area->delist();
 }
 
 void MemoryMoves::forget_host() {

@@ -30,6 +30,8 @@ class MemoryMoves {
   uint64_t movable() const;
   uint64_t movable(uint32_t vgpu) const { return movable_[vgpu]; }
   uint64_t staying(uint32_t vgpu) const { return staying_[vgpu]; }
+  // Of what stays: what other sessions have open, or may.
+  uint64_t exported(uint32_t vgpu) const { return exported_[vgpu]; }
   uint64_t out(uint32_t vgpu) const;
 
   // Chooses what is to go, so that at least so much of each vGPU is out, as far as it can move;
@@ -47,6 +49,9 @@ class MemoryMoves {
   bool back(std::string* error, bool* broken, Missing* missing);
   // What the parts of the last move took, in words.
   const std::string& steps() const { return steps_; }
+  // The driver forgets the host memory of what is out, which it would have to carry along where
+  // the context leaves the GPU; what comes back has it registered again.
+  void delist_host();
   // Gives up the host memory of what is back; takes a tenth of a second for some GiB.
   void forget_host();
 
@@ -84,7 +89,7 @@ class MemoryMoves {
 
   Session& session_;
   std::vector<Piece> pieces_;
-  std::vector<uint64_t> movable_, staying_;
+  std::vector<uint64_t> movable_, staying_, exported_;
   std::vector<std::unique_ptr<HostArea>> areas_;
   std::string steps_;
 };

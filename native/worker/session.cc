@@ -41,7 +41,10 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get(), &cut);
     if (turns) turns->add(made->gate.get());
     vgpus.push_back(std::move(made));
+    if (vgpus.back()->gpu != vgpus.front()->gpu) ties.tie(Tie::kSeveralGpus);
   }
+  if (concurrent) ties.tie(Tie::kMps);
+  if (links) ties.tie(Tie::kOtherNodes);
   if (vgpus.empty() || vgpus.size() > wire::kMaxDevices) {
     *error = "a session needs 1 to 64 vGPUs";
     return false;

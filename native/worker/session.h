@@ -20,6 +20,7 @@
 #include "worker/collectives.h"
 #include "worker/compiler.h"
 #include "worker/completion_page.h"
+#include "worker/context_ties.h"
 #include "worker/cut.h"
 #include "worker/decoder.h"
 #include "worker/driver.h"
@@ -114,6 +115,7 @@ class Session {
   Signals signals;
   GraphTraffic graph_traffic;
   Collectives collectives;
+  ContextTies ties;
 
   // Whose call the next command is, of a client that profiles; 0: nobody's. Of the executor's
   // leader.

@@ -149,6 +149,7 @@ CUresult SharedEvents::open(const wire::SharedEvent& shared, SharedEventObject* 
   CUresult e = CUDA_SUCCESS;
   lock.lock();
   // Another thread may have opened it meanwhile.
+  s_.ties.tie(Tie::kOpenedEvents);
   auto& region = others_[shared.key];
   if (!region) region = EventRegion::make(s_.driver, thing.fd, &e);
   ::close(thing.fd);

@@ -133,6 +133,7 @@ bool is_own(Session& s, const wire::ShareKey& key, SharedThing* thing) {
 }
 
 CUresult import(Session& s, Vgpu& v, const wire::OpenShared& m, int fd) {
+  s.ties.tie(Tie::kOpenedMemory);
   CUmemGenericAllocationHandle handle;
   CUresult e = s.driver.cuMemImportFromShareableHandle(
       &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
@@ -251,6 +252,7 @@ void open_allocation(Session& s, const Command& c, Reply& reply) {
     o.bytes = m.bytes;
     o.shared = true;
     if (may_open(*v, m.bytes, reply)) {
+      s.ties.tie(Tie::kOpenedMemory);
       reply.status = s.driver.cuMemImportFromShareableHandle(
           &o.handle, reinterpret_cast<void*>(static_cast<intptr_t>(thing.fd)),
           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

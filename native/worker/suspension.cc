@@ -89,11 +89,13 @@ Suspension::Values Suspension::values(State state) const {
   v["movable_mib"] = std::to_string(mib(movable_));
   v["planned_mib"] = std::to_string(mib(planned_));
   if (!by_.empty()) v["moved_by"] = by_;
+  if (const char* tie = session_.ties.name(); *tie) v["context_tie"] = tie;
   for (const auto& [vgpu, figures] : figures_) {
     const std::string key = "vgpu." + std::to_string(vgpu) + ".";
     v[key + "staying_mib"] = std::to_string(figures.staying);
     v[key + "movable_mib"] = std::to_string(figures.movable);
     v[key + "out_mib"] = std::to_string(figures.out);
+    v[key + "exported_mib"] = std::to_string(figures.exported);
   }
   return v;
 }
@@ -165,7 +167,7 @@ void Suspension::show_moves() {
   movable_ = moves_.movable();
   for (auto& v : session_.vgpus)
     figures_[v->index] = {mib(moves_.staying(v->index)), mib(moves_.movable(v->index)),
-                          mib(moves_.out(v->index))};
+                          mib(moves_.out(v->index)), mib(moves_.exported(v->index))};
 }
 
 bool Suspension::all_idle(CUresult* failed) {
@@ -259,6 +261,13 @@ void Suspension::move_out(const std::string& by) {
       planned_ = 0;
     }
     done(moved ? State::kOut : from, error, {{"steps", moves_.steps()}});
+  });
+}
+
+void Suspension::delist() {
+  begin(State::kOut, State::kMovingOut, "delist", [this] {
+    moves_.delist_host();
+    done(State::kOut);
   });
 }
 

@@ -37,6 +37,8 @@ class Suspension {
   // Moves that there, or all that can be moved where nothing was planned. What is out may be
   // followed by more. `by`: whose order it is, for the next server.
   void move_out(const std::string& by);
+  // Its context is about to leave the GPU: the driver forgets the host memory of what is out.
+  void delist();
   // Brings it back, if it is out, and goes on.
   void wake();
 
@@ -70,7 +72,7 @@ class Suspension {
   State state_ = State::kRunning;
   // MiB, by vGPU, once it stands still.
   struct Figures {
-    uint64_t staying, movable, out;
+    uint64_t staying, movable, out, exported;
   };
   std::map<uint32_t, Figures> figures_;
   uint64_t movable_ = 0, planned_ = 0;

@@ -293,6 +293,7 @@ void WorkerProcess::suspend(process::Message& m) {
   if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
     return suspension_->suspend(number);
   if (suspension_ && m.verb == "wake") return suspension_->wake();
+  if (suspension_ && m.verb == "delist") return suspension_->delist();
   if (suspension_ && m.verb == "move_out") return suspension_->move_out(m.text("by"));
   if (suspension_ && m.verb == "plan") {
     std::vector<uint64_t> out;
@@ -315,7 +316,7 @@ void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
   if (m.verb == "suspend" || m.verb == "memory" || m.verb == "plan" || m.verb == "move_out" ||
-      m.verb == "wake")
+      m.verb == "delist" || m.verb == "wake")
     return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);

@@ -145,9 +145,10 @@ class NodeSide:
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
         await self._parts.lifecycle.resize_grant(grant_id, vgpus)
 
-    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
         """Suspends what runs for a grant, or resumes it; a report says what came of it."""
-        self._parts.lifecycle.suspensions.begin(grant_id, suspend=not resume)
+        suspensions = self._parts.lifecycle.suspensions
+        suspensions.begin(grant_id, suspend=not resume, promised=promised)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""

@@ -51,7 +51,7 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         ...
 
-    def suspend_grant(self, grant_id: str, *, resume: bool) -> None:
+    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
         """Suspends what runs for a grant, or resumes it; a report says what came of it."""
         ...
 
@@ -158,7 +158,9 @@ class Orders:
             case "suspend_grant":
                 suspend = order.suspend_grant
                 with bound(request_id=suspend.request_id, grant_id=suspend.grant_id):
-                    self._side.suspend_grant(suspend.grant_id, resume=suspend.resume)
+                    self._side.suspend_grant(
+                        suspend.grant_id, resume=suspend.resume, promised=suspend.promised
+                    )
             case "hand_over":
                 handover = rpc.HandOver()
                 handover.CopyFrom(order.hand_over)

@@ -21,11 +21,15 @@ from sluice.config.server_gpus import SuspendSection
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.checkpoints.caller import Caller
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.code_cache import CodeCache
+from sluice.server.sessions.context_rules import Rules
+from sluice.server.sessions.contexts import Contexts
 from sluice.server.sessions.job_holds import JobHolds
 from sluice.server.sessions.open_session import OpenSession, RefusalError
 from sluice.server.sessions.opening import SessionGrant, SessionOpener, SessionRequest
@@ -44,6 +48,7 @@ from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.sessions.views import GpusHere, Views
+from sluice.server.workers.memory_limit import anonymous_mib
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
 from sluice.server.workers.session_start import ConnectedSocket, SharedRegion
@@ -65,7 +70,10 @@ class SessionLifecycle:
         accounts: Accounts | None = None,
         code_cache: CodeCache | None = None,
         suspend: SuspendSection | None = None,
+        caller: Caller | None = None,
+        gpus: Callable[[], Sequence[LocalGpu]] = tuple,
     ) -> None:
+        """`caller`: of the driver's checkpoint; `gpus`: this host's, once they are known."""
         self._throttle = throttle
         self._accounts = accounts or Accounts()
         self._node = node
@@ -78,11 +86,14 @@ class SessionLifecycle:
             workers, starter, self._registry, log_dir, throttle=throttle, code_cache=code_cache
         )
         section = suspend or SuspendSection()
+        self._caller = caller or Caller("")
+        self._swap = SwapMemory(section.swap_mib, section.ready_mib)
         self.suspensions = self._registry.suspensions = Suspensions(
             self._registry.of_grant,
             controller.report,
-            SwapMemory(section.swap_mib, section.ready_mib),
+            self._swap,
             section.drain_seconds,
+            self._contexts(section, gpus),
         )
         self.sessions = self._registry.sessions
         self.ledgers = self._registry.ledgers
@@ -95,6 +106,18 @@ class SessionLifecycle:
         self.relays: Relays | None = None
         #: What clients are shown that only look; service has the GPUs for it.
         self.views: Views | None = None
+
+    def _contexts(
+        self,
+        section: SuspendSection,
+        gpus: Callable[[], Sequence[LocalGpu]],
+    ) -> Contexts:
+        def may_take(session: Session) -> int | None:
+            limit = self._starter.memory_mib(len(session.places), software=False)
+            return limit - anonymous_mib(session.worker.record.pid) if limit else None
+
+        rules = Rules(section.checkpoint_contexts == "auto", may_take)
+        return Contexts(self._caller, gpus, self._swap, rules, self._registry.write, self.end)
 
     def divide_time(self, pages: TurnPages) -> None:
         """From now on sessions have turns on their GPUs."""
@@ -270,6 +293,7 @@ class SessionLifecycle:
         ]
         if sessions:
             raise OrderRefused(f"session {', '.join(sessions)} still runs on it")
+        self._caller.let_go()
         await self._workers.let_go(gpu_uuid)
 
     def of_process(self, pid: int, start_time: int) -> list[Session]:

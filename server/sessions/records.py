@@ -272,6 +272,7 @@ class Session:
     #: it has.
     disconnected_since: float = 0.0
     replaced: bool = False  # its process has closed the connection it opened the session on
+    context_away: bool = False  # its context may have left its GPUs (sessions.contexts)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -354,6 +355,7 @@ class Session:
             "first_vgpu": self.first_vgpu,
             "others": [asdict(other) for other in self.others],
             "way": self.way.to_record() if self.way else None,
+            "context_away": self.context_away,
         }
 
 
@@ -405,6 +407,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         first_vgpu=record.get("first_vgpu", 0),
         others=tuple(OtherNode(**other) for other in record.get("others", ())),
         way=_way_from_record(record.get("way")),
+        context_away=record.get("context_away", False),
     )
 
 

@@ -57,6 +57,7 @@ class SessionRegistry:
         self._told = ended
         self.sessions: dict[str, Session] = {}
         self.sharing = Sharing()
+        self.sharing.is_away = self._is_away
         self.ledgers = GrantLedgers()
         self.links = NodeLinks()
         self.suspensions: Suspensions | None = None
@@ -77,6 +78,10 @@ class SessionRegistry:
             for session in self.sessions.values()
             if any(session.vgpus[place].gpu_uuid == uuid for place in session.places)
         ]
+
+    def _is_away(self, session_id: str) -> bool:
+        session = self.sessions.get(session_id)
+        return session is not None and session.context_away
 
     def write(self, session: Session) -> None:
         """Stores what a later server needs of the session; raises OSError."""

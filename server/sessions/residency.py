@@ -83,8 +83,7 @@ class Residency:
         """What a session's memory is to the arbiter; nothing: it is not counted."""
         if not self.counts(session):
             return {}
-        overheads = {gpu.uuid: gpu.context_overhead_mib for gpu in self._gpus()}
-        out = self._suspensions.out_by_gpu(session.grant_id)
+        out = self._suspensions.memory.out_by_gpu(session.grant_id)
         away = self._suspensions.is_out(session.grant_id)
         fields = {
             "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
@@ -96,7 +95,7 @@ class Residency:
             fields |= {
                 f"vgpu.{n}.gpu": vgpu.gpu_uuid,
                 f"vgpu.{n}.memory_mib": str(vgpu.memory_mib),
-                f"vgpu.{n}.fixed_mib": str(overheads.get(vgpu.gpu_uuid, 0)),
+                f"vgpu.{n}.fixed_mib": str(self._suspensions.contexts.mib(session, vgpu.gpu_uuid)),
                 f"vgpu.{n}.out_mib": str(out.get(vgpu.gpu_uuid, 0)),
             }
         return fields
@@ -149,9 +148,9 @@ class Residency:
             message.get(f"gpu.{n}.uuid"): message.number(f"gpu.{n}.mib")
             for n in range(message.number("gpus"))
         }
-        before = self._suspensions.out_by_gpu(grant_id)
+        before = self._suspensions.memory.out_by_gpu(grant_id)
         began = time.monotonic()
-        self._suspensions.take_steps(grant_id)
+        self._suspensions.memory.take_steps(grant_id)
         try:
             async with self._suspensions.lock(grant_id):
                 if message.number("out"):
@@ -171,11 +170,11 @@ class Residency:
         self, grant_id: str, way: str, before: dict[str, int], seconds: float, why_not: str
     ) -> None:
         """Each exchange is a line: who, how much, and where the time went."""
-        after = self._suspensions.out_by_gpu(grant_id)
+        after = self._suspensions.memory.out_by_gpu(grant_id)
         moved = sum(abs(after.get(gpu, 0) - before.get(gpu, 0)) for gpu in {*before, *after})
-        steps = self._suspensions.take_steps(grant_id)
+        steps = self._suspensions.memory.take_steps(grant_id)
         if why_not:
-            missing = self._suspensions.missing_by_gpu(grant_id)
+            missing = self._suspensions.memory.missing_by_gpu(grant_id)
             short = ", ".join(f"{mib} MiB of {gpu}" for gpu, mib in missing.items() if mib)
             log.warning(
                 "memory of grant %s does not move %s (%.3f s): %s%s; %s",
@@ -198,8 +197,8 @@ class Residency:
             )
 
     def _answer(self, grant_id: str, why_not: str) -> None:
-        out = self._suspensions.out_by_gpu(grant_id)
-        missing = self._suspensions.missing_by_gpu(grant_id) if why_not else {}
+        out = self._suspensions.memory.out_by_gpu(grant_id)
+        missing = self._suspensions.memory.missing_by_gpu(grant_id) if why_not else {}
         fields = {"tenant": grant_id, "message": why_not, "gpus": str(len(out))}
         for n, (gpu, mib) in enumerate(sorted(out.items())):
             fields |= {f"gpu.{n}.uuid": gpu, f"gpu.{n}.out_mib": str(mib)}

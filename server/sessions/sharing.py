@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,6 +65,9 @@ class Sharing:
     def __init__(self) -> None:
         self._parties: dict[str, Party] = {}
         self._shared: dict[str, Shared] = {}
+        #: Whether a session's context has left its GPUs, or may have: nobody knows what becomes of
+        #: its memory where another process opens it then.
+        self.is_away: Callable[[str], bool] = lambda session_id: False
         _allow_many_descriptors()
 
     def __len__(self) -> int:
@@ -136,6 +139,10 @@ class Sharing:
             raise _NotShared(
                 "no session of the same user, VM or job on this node shares it: its process has "
                 "ended or freed it, or its session is on another node"
+            )
+        if shared.kind == "memory" and self.is_away(shared.owner.session_id):
+            raise _NotShared(
+                "its session is suspended, and its context has left the GPU: open it when it runs"
             )
         shared.fetched_by.add(party.session_id)
         fields = {"gpu": shared.gpu, "bytes": str(shared.size)}

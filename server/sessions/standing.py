@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from sluice.resources.suspended_contexts import Stays, read_why
 from sluice.server.workers.packets import Message
 
 RUNNING, STOPPED, OUT = "running", "stopped", "out"
@@ -36,6 +37,9 @@ class Standing:
     movable: tuple[int, ...] = ()  # MiB, the same
     out: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()  # of one that found no place: MiB that its GPU has too few free
+    exported: tuple[int, ...] = ()  # of what stays: MiB that other processes may have open
+    tie: Stays = Stays.NONE  # why its context may not leave its GPUs
+    tells_ties: bool = False  # an earlier release's worker does not
     taken: list[str] = field(default_factory=list)  # its steps since it was asked, in words
     owed: int = 0  # answers to orders that it has not given yet
     waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
@@ -47,10 +51,12 @@ class Standing:
         self.planned_mib = message.number("planned_mib")
         self.plans = "planned_mib" in message.fields
         self.moved_by = message.get("moved_by")
-        self.staying_mib, self.movable, self.out, self.missing = (
+        self.staying_mib, self.movable, self.out, self.missing, self.exported = (
             tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))
-            for name in ("staying", "movable", "out", "missing")
+            for name in ("staying", "movable", "out", "missing", "exported")
         )
+        self.tie = read_why(message.get("context_tie"))
+        self.tells_ties = "vgpu.0.exported_mib" in message.fields
 
     def note(self, step: str, seconds: float, parts: str) -> None:
         """A step was done; `parts`: by its worker."""

@@ -14,33 +14,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.contexts import Contexts
+from sluice.server.sessions.moved_memory import MovedMemory
 from sluice.server.sessions.records import Session, run_at_once
 from sluice.server.sessions.standing import (
     ARBITER,
-    CONTROLLER,
     OUT,
     RUNNING,
     STOPPED,
     UNDER_WAY,
     Standing,
-    seconds_for,
 )
+from sluice.server.sessions.suspension_steps import ANSWER_SECONDS, SuspensionSteps
 from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")
 
 SUSPENDED = "suspended"  # a grant all of whose sessions are out
-#: Beyond the time that a session has to come to a stop.
-ANSWER_SECONDS = 10.0
 
 
 class Suspensions:
@@ -52,6 +50,7 @@ class Suspensions:
         report: Callable[[rpc.NodeReport], None],
         swap: SwapMemory,
         drain_seconds: float,
+        contexts: Contexts,
     ) -> None:
         self._sessions_of = sessions_of
         self._grant_ids: dict[str, str] = {}  # by session
@@ -59,6 +58,11 @@ class Suspensions:
         self.swap = swap
         self._drain_seconds = drain_seconds
         self._standing: dict[str, Standing] = {}
+        self.memory = MovedMemory(sessions_of, self._standing)
+        self.contexts = contexts
+        contexts.standings = self._standing
+        self._steps = SuspensionSteps(swap, drain_seconds, self._of)
+        contexts.prepare = self._steps.delist
         self._busy: set[str] = set()  # grants whose steps are under way
         self._locks: dict[str, asyncio.Lock] = {}  # by grant: one order at a time
         #: Grants that are out, in part or whole, for others on their GPUs: to the pool they run.
@@ -85,13 +89,15 @@ class Suspensions:
                 self.swap.adopt(session.id, standing.host_mib)
                 if standing.moved_by == ARBITER:
                     self.swapped.add(session.grant_id)
+                self.contexts.adopt(session)
         session.worker.on_suspension = lambda message: self._hear(session, message)
         if standing.state == STOPPED:
-            self._tell(session, Message("wake"))  # whoever stopped it has ended
+            self._steps.tell(session, Message("wake"))  # whoever stopped it has ended
 
     def leave(self, session: Session) -> None:
         """Its process has ended, and what it had of the host's memory is back."""
         self.swap.give(session.id)
+        self.contexts.leave(session)
         self._grant_ids.pop(session.id, None)
         standing = self._standing.pop(session.id, None)
         if standing and standing.waiter and not standing.waiter.done():
@@ -114,63 +120,65 @@ class Suspensions:
         found = [self.message(grant_id) for grant_id in sorted({*self._grant_ids.values()})]
         return [each for each in found if each.busy or each.state != RUNNING]
 
-    def out_by_gpu(self, grant_id: str) -> dict[str, int]:
-        """MiB of a grant that are in host memory, by the UUIDs of all its GPUs here."""
-        found: Counter[str] = Counter()
-        for session in self._sessions_of(grant_id):
-            standing = self._standing.get(session.id) or Standing()
-            out = standing.out or (0,) * len(session.places)
-            for place, mib in zip(session.places, out, strict=False):
-                found[session.vgpus[place].gpu_uuid] += mib if standing.state == OUT else 0
-        return dict(found)
-
-    def missing_by_gpu(self, grant_id: str) -> dict[str, int]:
-        """MiB that a grant found too few on its GPUs when it was to come in, by their UUIDs."""
-        found: Counter[str] = Counter()
-        for session in self._sessions_of(grant_id):
-            standing = self._standing.get(session.id) or Standing()
-            for place, mib in zip(session.places, standing.missing, strict=False):
-                vgpu = session.vgpus[place]
-                # a worker that was taken over says what it likes
-                found[vgpu.gpu_uuid] += min(mib, vgpu.memory_mib)
-        return dict(found)
-
-    def take_steps(self, grant_id: str) -> str:
-        """What the steps of a grant's sessions took since this was asked, in words."""
-        told = []
-        for session in self._sessions_of(grant_id):
-            if (standing := self._standing.get(session.id)) and standing.taken:
-                told.append(f"session {session.id}: {', '.join(standing.taken)}")
-                standing.taken.clear()
-        return "; ".join(told)
-
     def message(self, grant_id: str, error: str = "") -> rpc.GrantSuspension:
         """How a grant stands, for the controller."""
         sessions = self._sessions_of(grant_id)
         state = SUSPENDED if self.is_out(grant_id) else RUNNING
-        staying: Counter[int] = Counter()
-        for session in sessions if state == SUSPENDED else ():
-            for place, mib in zip(session.places, self._of(session).staying_mib, strict=False):
-                # a worker that was taken over says what it likes
-                staying[place] += min(mib, session.vgpus[place].memory_mib)
-        count = len(sessions[0].vgpus) if sessions else 0
+        place = self.contexts.of_grant(sessions)
+        out = state == SUSPENDED
         return rpc.GrantSuspension(
             grant_id=grant_id,
             state=state,
             error=error,
-            staying_mib=[staying[place] for place in range(count)],
+            staying_mib=self.memory.staying(grant_id, self.contexts.is_off) if out else [],
             busy=grant_id in self._busy,
+            context=place.where if out else "",
+            context_why=place.why if out else "",
+            context_note=place.note if out else "",
+            context_mib=self.contexts.mib_by_place(sessions) if out else [],
         )
 
     # orders
 
-    def begin(self, grant_id: str, *, suspend: bool) -> None:
-        """Suspends or resumes what runs for a grant; a report says what came of it."""
-        task = asyncio.create_task(self._carry_out(grant_id, suspend=suspend))
+    def begin(self, grant_id: str, *, suspend: bool, promised: bool = False) -> None:
+        """Suspends or resumes what runs for a grant; a report says what came of it.
+
+        `promised`: its GPUs' memory is promised more than once, so that its contexts stay there.
+        """
+        self._run(self._carry_out(grant_id, suspend=suspend, promised=promised))
+
+    async def find_contexts(self) -> None:
+        """The GPUs are known: where contexts are that an earlier server had leave is found out.
+
+        Those that are there still are to leave now.
+        """
+        for grant_id in {*self._grant_ids.values()}:
+            sessions = self._sessions_of(grant_id)
+            if not any(session.context_away for session in sessions):
+                continue
+            with contextlib.suppress(TimeoutError):  # then it is booked as if it stayed
+                await asyncio.wait_for(self.contexts.find_out(sessions), ANSWER_SECONDS)
+            self._run(self._take_off(grant_id, promised=False))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(self, grant_id: str, *, suspend: bool) -> None:
+    async def _take_off(self, grant_id: str, *, promised: bool) -> None:
+        """The contexts of a grant that is out follow its memory; a report says so."""
+        async with self.lock(grant_id):
+            if grant_id in self._busy or not self.is_out(grant_id):
+                return
+            try:
+                await self.contexts.take_off(self._sessions_of(grant_id), promised=promised)
+            except Exception:
+                log.exception("the contexts of grant %s", grant_id)
+            if self.is_out(grant_id):
+                self.on_moved(grant_id)
+                self._report(rpc.NodeReport(grant_suspension=self.message(grant_id)))
+
+    async def _carry_out(self, grant_id: str, *, suspend: bool, promised: bool) -> None:
         if grant_id in self._busy:
             return  # its report comes; an order that does not fit it is given again
         error = ""
@@ -186,6 +194,8 @@ class Suspensions:
         finally:
             self._busy.discard(grant_id)
         self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
+        if self.is_out(grant_id):
+            await self._take_off(grant_id, promised=promised)
 
     def lock(self, grant_id: str) -> asyncio.Lock:
         """Held by whoever takes steps of a grant."""
@@ -205,14 +215,11 @@ class Suspensions:
             )
         swapped = grant_id in self.swapped
         try:
-            await self._stop_all(grant_id, sessions)
-            await self._all(sessions, self._plan_all)
-            self._book(sessions)
-            await self._all(sessions, self._move_out)
+            await self._move_all_out(grant_id, sessions)
         except OrderRefused:
             if not swapped:  # else it comes in when it is its turn, as before
                 with contextlib.suppress(OrderRefused):
-                    await self._all(sessions, self._wake)
+                    await self._all(sessions, self._steps.wake)
             raise
         self.swapped.discard(grant_id)
         self.on_moved(grant_id)
@@ -223,12 +230,21 @@ class Suspensions:
                 f"{sum(standing.staying_mib)} MiB and its context stay on the GPU"
             )
 
+    async def _move_all_out(self, grant_id: str, sessions: Sequence[Session]) -> None:
+        await self._stop_all(grant_id, sessions)
+        await self._all(sessions, self._steps.plan_all)
+        self._book(sessions)
+        await self._all(sessions, self._steps.move_out)
+
     async def resume(self, grant_id: str) -> None:
         """Resumes all sessions of a grant. Raises OrderRefused: all are suspended still."""
         sessions = self._ready(grant_id)
-        moved = any(self.out_by_gpu(grant_id).values())
+        if self.is_out(grant_id):
+            await self.contexts.bring_back(sessions)
+            sessions = self._ready(grant_id)
+        moved = any(self.memory.out_by_gpu(grant_id).values())
         if moved and self.is_out(grant_id) and self.comes_in_later(grant_id):
-            await self._all(sessions, self._leave_to_arbiter)
+            await self._all(sessions, self._steps.leave_to_arbiter)
             self.swapped.add(grant_id)
             self.on_moved(grant_id)
             for session in sessions:
@@ -241,7 +257,7 @@ class Suspensions:
 
     async def _come_back(self, grant_id: str, sessions: Sequence[Session]) -> None:
         try:
-            await self._all(sessions, self._wake)
+            await self._all(sessions, self._steps.wake)
         except OrderRefused as refused:
             if any(self._of(session).state == RUNNING for session in sessions):
                 await self._suspend_again(grant_id, sessions, refused)
@@ -253,10 +269,7 @@ class Suspensions:
         """Some of a job came back and some did not: those that did are taken out once more."""
         back = [session for session in sessions if self._of(session).state == RUNNING]
         try:
-            await self._stop_all(grant_id, back)
-            await self._all(back, self._plan_all)
-            self._book(back)
-            await self._all(back, self._move_out)
+            await self._move_all_out(grant_id, back)
         except OrderRefused as again:
             raise OrderRefused(
                 f"grant {grant_id} runs in part: {why}; and the rest cannot be suspended: {again}"
@@ -279,7 +292,7 @@ class Suspensions:
             await self._stop_all(grant_id, sessions)
             for session in sessions:
                 await self._swap_out(session, left)
-            if not any(self.out_by_gpu(grant_id).values()):
+            if not any(self.memory.out_by_gpu(grant_id).values()):
                 raise OrderRefused(f"nothing of grant {grant_id} can be moved off its GPUs")
         except OrderRefused:
             if fresh:
@@ -296,9 +309,9 @@ class Suspensions:
             gpu = session.vgpus[place].gpu_uuid
             targets.append(min(left[gpu], movable))
             left[gpu] -= targets[-1]
-        await self._plan(session, targets)
+        await self._steps.plan(session, targets)
         self._book([session])
-        await self._move_out(session, ARBITER)
+        await self._steps.move_out(session, ARBITER)
 
     async def swap_in(self, grant_id: str) -> None:
         """Has all of it come in, under the lock. Raises OrderRefused: it is as it was."""
@@ -323,11 +336,12 @@ class Suspensions:
         running = [s for s in sessions if self._of(s).state not in (STOPPED, OUT)]
         job = len(sessions) > 1 or any(len(s.places) > 1 for s in sessions)
         if not job or not running:
-            return await self._all(sessions, self._stop)
+            return await self._all(sessions, self._steps.stop)
         try:
             if not await self._stop_at_cut(grant_id, running):
                 # somebody had begun more just then: once more
-                await self._all([s for s in running if self._of(s).state == STOPPED], self._wake)
+                stopped = [s for s in running if self._of(s).state == STOPPED]
+                await self._all(stopped, self._steps.wake)
                 await self._stop_at_cut(grant_id, running, again=False)
         finally:
             self.go_on(grant_id)  # who was stopped begins nothing with it
@@ -341,102 +355,14 @@ class Suspensions:
         for session in sessions:
             self._of(session).note("cut" if still else "no cut", time.monotonic() - began, "")
         try:
-            await self._all(sessions, self._stop)
+            await self._all(sessions, self._steps.stop)
         except OrderRefused:
             if not (still and again):
                 raise
             return False
         return True
 
-    async def _stop(self, session: Session) -> None:
-        if self._of(session).state in (STOPPED, OUT):
-            return
-        drain = Message("suspend", {"drain_ms": str(int(self._drain_seconds * 1000))})
-        said = await self._step(session, drain, self._drain_seconds + ANSWER_SECONDS)
-        if self._of(session).state != STOPPED:
-            raise OrderRefused(
-                f"session {session.id} does not come to a stop within [suspend] drain_seconds "
-                f"({self._drain_seconds:g}): {said.get('message', 'no reason given')}"
-            )
-
-    async def _plan_all(self, session: Session) -> None:
-        await self._plan(session, [])
-
-    async def _plan(self, session: Session, out: Sequence[int]) -> None:
-        """What is to be out in all, MiB by vGPU; none named: everything."""
-        standing = self._of(session)
-        if not standing.plans:
-            standing.planned_mib = standing.movable_mib if standing.state != OUT else 0
-            return
-        fields = {f"vgpu.{n}.out_mib": str(mib) for n, mib in enumerate(out)}
-        await self._step(session, Message("plan", {"vgpus": str(len(out)), **fields}))
-
-    async def _leave_to_arbiter(self, session: Session) -> None:
-        """Nothing of it moves; a later server is told that it is not suspended any more."""
-        await self._plan(session, [0] * len(session.places))
-        await self._move_out(session, ARBITER)
-
-    async def _move_out(self, session: Session, by: str = CONTROLLER) -> None:
-        standing = self._of(session)
-        if standing.state == OUT and standing.moved_by == by and not standing.planned_mib:
-            return
-        with self.swap.moving():
-            await self._move_planned(session, by)
-
-    async def _move_planned(self, session: Session, by: str) -> None:
-        standing = self._of(session)
-        began = time.monotonic()
-        try:
-            pieces = await self.swap.pieces(standing.planned_mib)
-        except NoSwapMemory as none:
-            raise OrderRefused(f"session {session.id}: {none}") from None
-        standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
-        for memory, mib in pieces:
-            fields = {"bytes": str(mib << 20), "descriptors": "memory"}
-            session.worker.tell(Message("memory", fields), (memory,))
-            os.close(memory)
-        planned, before = standing.planned_mib, sum(standing.out)
-        is_new = standing.plans
-        order = Message("move_out", {"by": by})
-        said = await self._step(session, order, seconds_for(planned))
-        if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
-            self.swap.adopt(session.id, sum(standing.out))
-            raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
-
-    async def _wake(self, session: Session) -> None:
-        standing = self._of(session)
-        if standing.state != RUNNING:
-            said = await self._step(session, Message("wake"), seconds_for(standing.movable_mib))
-            if standing.state != RUNNING:
-                why = said.get("message", "it did not wake")
-                raise OrderRefused(f"session {session.id}: {why}")
-        self.swap.give(session.id)
-
-    async def _step(
-        self, session: Session, order: Message, seconds: float = ANSWER_SECONDS
-    ) -> Message:
-        """What its worker says about an order."""
-        standing = self._of(session)
-        standing.waiter = asyncio.get_running_loop().create_future()
-        began = time.monotonic()
-        self._tell(session, order)
-        try:
-            said = await asyncio.wait_for(standing.waiter, seconds)
-            standing.note(order.verb, time.monotonic() - began, said.get("steps"))
-            return said
-        except TimeoutError:
-            raise OrderRefused(
-                f"session {session.id}: its worker did not answer `{order.verb}` within "
-                f"{seconds:g} s"
-            ) from None
-        finally:
-            standing.waiter = None
-
     # within
-
-    def _tell(self, session: Session, order: Message) -> None:
-        self._of(session).owed += 1
-        session.worker.tell(order)
 
     def _ready(self, grant_id: str) -> list[Session]:
         sessions = self._sessions_of(grant_id)
@@ -474,7 +400,7 @@ class Suspensions:
             return
         # nobody here ordered it: an earlier server did
         if standing.state == STOPPED:
-            self._tell(session, Message("wake"))
+            self._steps.tell(session, Message("wake"))
             return
         if standing.state == RUNNING:
             self.swap.give(session.id)

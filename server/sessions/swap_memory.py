@@ -74,6 +74,12 @@ class SwapMemory:
         """What a worker of an earlier server has, whatever the limit says by now."""
         self._taken[session_id] = mib
 
+    def lower(self, session_id: str, mib: int) -> None:
+        """A session has so much less."""
+        if session_id in self._taken:
+            self._taken[session_id] = max(0, self._taken[session_id] - mib)
+            self._wanted.set()
+
     def give(self, session_id: str) -> None:
         """A session has none any more."""
         if self._taken.pop(session_id, None) is not None:

@@ -10,8 +10,11 @@ stand-ins of host memory, answers under way (docs/threat-model.md).
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
+KIB_PER_MIB = 1024
 FIRST_GPU_MIB = 16384
 FURTHER_GPU_MIB = 8192
 
@@ -31,3 +34,12 @@ def session_memory_mib(
         return most
     # the arena is charged to whoever touches it first, which may be the worker
     return min(most, FIRST_GPU_MIB + FURTHER_GPU_MIB * (gpus - 1) + arena_mib)
+
+
+def anonymous_mib(pid: int) -> int:
+    """What a process has of host memory for itself alone; 0: it has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) // KIB_PER_MIB
+    return 0

@@ -6,8 +6,13 @@ from __future__ import annotations
 import pytest
 
 from sluice.console.actions import ACTIONS
-from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspensionState
+from sluice.controller.pool.grants.suspension import (
+    ReportedSuspension,
+    SuspendedContexts,
+    SuspensionState,
+)
 from sluice.controller.pool.model import GpuKey, GpuMode
+from sluice.resources.suspended_contexts import ContextPlace
 from tests.console.place import Place
 
 GPU = "node-a:node-a-gpu0"
@@ -77,10 +82,12 @@ async def test_a_grant_is_suspended_and_resumed(place: Place) -> None:
     assert "of project vision, stand still until it is resumed" in page.text
     assert (await browser.act("grant.suspend", grant.id)).status_code == 303
     assert grant.suspension is SuspensionState.SUSPENDING
-    away = ReportedSuspension(grant.id, suspended=True, staying_mib=(7,))
+    off = SuspendedContexts(ContextPlace.OFF, mib=(4,))
+    away = ReportedSuspension(grant.id, suspended=True, staying_mib=(7,), contexts=off)
     await place.grants.step(lambda: place.pool.lifecycle.suspension("node-a", away))
     shown = (await browser.get("/grant", id=grant.id)).text
     assert "Suspended: suspended by the operator." in shown
+    assert "Its CUDA contexts have left its GPUs, too." in shown
     assert "action=grant.resume" in shown
     assert "action=grant.suspend" not in shown
     page = await browser.get("/do", action="grant.resume", target=grant.id)

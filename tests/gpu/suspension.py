@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that are suspended and resumed on a card: seconds, what stays, and whether all is right.
 
-    python3 tests/gpu/suspension.py [--gib 16] [--rounds 10]    # as root
+    python3 tests/gpu/suspension.py [--gib 16] [--rounds 10] [--contexts auto|off]    # as root
 
 Starts a server of its own, with host memory that is ready (run.Server; SIGUSR1 and SIGUSR2 have the
 server suspend and resume what runs, as a controller's orders do). A session with so many GiB of
-slabs, a graph, a pool and events over shared memory and TCP is suspended and resumed; then a
-PyTorch training is, in each of its steps, and its losses are held against the same training left
-alone. Figures go to build/measurements/suspension.jsonl. Exit status 1 where something is wrong;
-the figures decide nothing. Without a GPU it says that it was skipped.
+slabs, a graph, a pool and events over shared memory and TCP is suspended and resumed; its context
+leaves the GPU behind that, which is waited for before what stays is read. Then a PyTorch training
+is, in each of its steps, and its losses are held against the same training left alone. Figures go
+to build/measurements/suspension.jsonl. Exit status 1 where something is wrong; the figures decide
+nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import signal
 import statistics
 import sys
@@ -40,14 +42,18 @@ READY_SECONDS = 30
 SUSPEND_LIMIT_S, RESUME_LIMIT_S, LEFT_LIMIT_MIB = 1.0, 1.0, 64
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 SUSPENDED, ON_THE_GPU, RESUMED = " suspended: ", " MiB are on the GPU: ", " resumed"
+CONTEXT_LEFT, CONTEXT_STAYS = " its context has left the GPU: ", " its context stays on the GPU"
+TIMES = re.compile(r"(checkpoint|restore) ([0-9.]+) s")
 
 
 class Node:
     """The server, and what its sessions' logs say."""
 
-    def __init__(self, bench: Bench, gib: int) -> None:
+    def __init__(self, bench: Bench, gib: int, contexts: str) -> None:
+        self.contexts_leave = contexts == "auto"
         ready = (gib + 4) * GIB
         options = ["--swap-mib", str(2 * ready), "--ready-mib", str(ready)]
+        options += ["--checkpoint-contexts", contexts]
         self.server = Server(
             find_driver(), bench.folder, memory_mib=(gib + 4) * GIB, options=options
         )
@@ -76,6 +82,25 @@ class Node:
         """Seconds."""
         return self.order(signal.SIGUSR1, SUSPENDED)
 
+    def times(self, what: str) -> list[float]:
+        """Seconds of all checkpoints, or restores, so far."""
+        return [
+            float(took) for name, took in TIMES.findall(self.server.log.read_text()) if name == what
+        ]
+
+    def wait_for_context(self, before: int) -> None:
+        """Until one more than so many have left; raises Failed."""
+        end = time.perf_counter() + PATIENCE_SECONDS
+        while self.contexts_leave and self._said(CONTEXT_LEFT) <= before:
+            said = self.server.log.read_text()
+            if CONTEXT_STAYS in said or time.perf_counter() > end:
+                raise Failed(f"its context does not leave: {said[-600:]}")
+            time.sleep(0.01)
+
+    def contexts_left(self) -> int:
+        """How many have, so far."""
+        return self._said(CONTEXT_LEFT)
+
     def resume(self) -> float:
         """Seconds until the session goes on: its host memory is given up behind that."""
         return self.order(signal.SIGUSR2, ON_THE_GPU, RESUMED)
@@ -96,9 +121,12 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     time.sleep(3)  # the next worker waits
     held = bench.held_mib() - warm
     suspends, resumes, left = [], [], 0
+    checkpoints, restores = len(node.times("checkpoint")), len(node.times("restore"))
     for _ in range(rounds):
         wait_until_ready()
+        gone = node.contexts_left()
         suspends.append(node.suspend())
+        node.wait_for_context(gone)
         left = bench.held_mib() - warm
         resumes.append(node.resume())
         wrong(told.ask("check")["wrong"], f"{channel}, {gib} GiB")
@@ -112,7 +140,18 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
         "while suspended",
         flush=True,
     )
+    took = {
+        "checkpoint_s": node.times("checkpoint")[checkpoints:],
+        "restore_s": node.times("restore")[restores:],
+    }
+    for name, each in took.items():
+        print(f"{channel:5} {name}: {' '.join(f'{seconds:.3f}' for seconds in each)}", flush=True)
     return [
+        *(
+            run_of.record(name, statistics.median(each), "s", channel=channel, values=each)
+            for name, each in took.items()
+            if each
+        ),
         run_of.record(
             "suspend_s", statistics.median(suspends), "s", channel=channel, values=suspends,
             limit=SUSPEND_LIMIT_S,
@@ -170,6 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=int, default=16, help="of the session")
     parser.add_argument("--rounds", type=int, default=10, help="of suspending and resuming")
+    parser.add_argument(
+        "--contexts", choices=("auto", "off"), default="auto", help="[suspend] checkpoint_contexts"
+    )
     options = parser.parse_args()
     if not find_driver() or not Card.count():
         print("skipped: this machine shows no NVIDIA GPU")
@@ -184,7 +226,7 @@ def main() -> int:
         folder.chmod(0o755)
         print(f"host memory: {said}")
         with Bench("suspension", folder) as bench:
-            node = Node(bench, gib)
+            node = Node(bench, gib, options.contexts)
             try:
                 parts: list[Callable[[], object]] = [
                     lambda: kept.extend(session(bench, node, "shm", gib, options.rounds)),

@@ -68,6 +68,7 @@ class StaticOptions:
     swap_mib: int = 0
     ready_mib: int = 0
     idle_seconds: float = 10.0
+    checkpoint_contexts: str = "auto"
     ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
     def config(
@@ -110,6 +111,7 @@ class StaticOptions:
                     "swap_mib": self.swap_mib,
                     "ready_mib": self.ready_mib,
                     "idle_seconds": self.idle_seconds,
+                    "checkpoint_contexts": self.checkpoint_contexts,
                 },
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
@@ -222,6 +224,7 @@ def main() -> None:
     parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
     parser.add_argument("--swap-mib", type=int, default=0, help="[suspend] swap_mib")
     parser.add_argument("--ready-mib", type=int, default=0, help="[suspend] ready_mib")
+    parser.add_argument("--checkpoint-contexts", choices=("auto", "off"), default="auto")
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="[suspend] idle_seconds")
     parser.add_argument(
         "--way",

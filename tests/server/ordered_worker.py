@@ -16,13 +16,17 @@ class FakeWorker:
     def __init__(self, *answers: dict[str, str]) -> None:
         self.answers = deque(answers)
         self.told: list[Message] = []
+        self.last: dict[str, str] = {}
         self.on_suspension: Callable[[Message], None] = lambda _: None
 
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """As a Worker's: nobody takes the descriptors."""
         self.told.append(message)
+        if message.verb == "delist":  # nothing of how it stands changes
+            self.answers.appendleft(self.last)
         if message.verb != "memory" and self.answers:
-            answer = Message("suspension", self.answers.popleft())
+            self.last = self.answers.popleft()
+            answer = Message("suspension", self.last)
             asyncio.get_running_loop().call_soon(self.on_suspension, answer)
 
     @property

@@ -25,6 +25,7 @@ from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
+from .driver_calls import contexts_over
 from .ordered_worker import FakeWorker
 
 VGPU_MIB, SWAP_MIB = 100, 64
@@ -64,14 +65,15 @@ class Bench:
         self.reports: list[rpc.GrantSuspension] = []
         self.swap = SwapMemory(swap_mib)
         self.session = _session(worker)
+        gpu = LocalGpu("GPU-0", "Model", 128, True, 5, 3)
         self.suspensions = Suspensions(
             lambda grant_id: [self.session] if grant_id == "g" else [],
             lambda report: self.reports.append(report.grant_suspension),
             self.swap,
             drain_seconds=0.1,
+            contexts=contexts_over(self.swap, [gpu]),
         )
         self.pages = FakePages()
-        gpu = LocalGpu("GPU-0", "Model", 128, True, 5, 3)
         self.residency = Residency(
             self.suspensions,
             cast(Any, self.pages),
@@ -101,6 +103,7 @@ def _session(worker: FakeWorker, grant_id: str = "g") -> Session:
         "priority": 3,
         "worker": worker,
         "opening": False,
+        "context_away": False,
         "places": (0,),
         "vgpus": (GrantedVgpu("GPU-0", VGPU_MIB, 10),),
         "log": SimpleNamespace(write=lambda *_: None),

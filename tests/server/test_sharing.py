@@ -123,3 +123,22 @@ def test_a_session_cannot_take_all_descriptors(sharing: Sharing) -> None:
         share(sharing, "a", key=f"{index:032x}")
     assert owner.last() == ("refused", 0)
     assert len(sharing) == MOST_PER_SESSION
+
+
+def test_memory_of_one_whose_context_has_left_its_gpu_is_opened_when_it_runs(
+    sharing: Sharing,
+) -> None:
+    away = {"a"}
+    sharing.is_away = away.__contains__
+    join(sharing, "a", "user 1")
+    reader = join(sharing, "b", "user 1")
+    share(sharing, "a")
+    share(sharing, "a", key=KEY[::-1], kind="events")
+    fetch(sharing, "b")
+    assert reader.last() == ("refused", 0)
+    assert "open it when it runs" in reader.heard[-1][0].get("message")
+    fetch(sharing, "b", key=KEY[::-1], kind="events")
+    assert reader.last() == ("fetched", 1), "which are the host's memory"
+    away.clear()
+    fetch(sharing, "b")
+    assert reader.last() == ("fetched", 1)

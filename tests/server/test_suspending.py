@@ -21,6 +21,7 @@ from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
+from .driver_calls import contexts_over
 from .ordered_worker import FakeWorker
 
 VGPU_MIB, SWAP_MIB = 100, 64
@@ -38,6 +39,7 @@ class Bench:
             lambda report: self.reports.append(report.grant_suspension),
             self.swap,
             drain_seconds=0.1,
+            contexts=contexts_over(self.swap),
         )
 
     def follow(self, status: Message | None = None) -> Bench:
@@ -52,6 +54,7 @@ def _session(number: int, worker: FakeWorker) -> Session:
         "grant_id": "g",
         "worker": worker,
         "opening": False,
+        "context_away": False,
         "places": (0,),
         "vgpus": (GrantedVgpu("GPU-0", VGPU_MIB, 10),),
         "log": SimpleNamespace(write=lambda *_: None),

@@ -174,7 +174,14 @@ class GrantLedger:
         """A job's sessions changed: their contexts are charged anew."""
         if not grant.job:
             return
-        self.rebook(grant, self.charged(grant, self.sessions.live_of(grant.id)))
+        vgpus = self.charged(grant, self.sessions.live_of(grant.id))
+        if grant.contexts_off:  # they come back when there is room, as its memory does
+            least = zip(vgpus, grant.vgpus, strict=True)
+            vgpus = tuple(
+                replace(full, overhead_mib=min(full.overhead_mib, now.overhead_mib))
+                for full, now in least
+            )
+        self.rebook(grant, vgpus)
 
     def rebook(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
         """A live grant's vGPUs are other ones, or of other sizes."""

@@ -40,9 +40,11 @@ from sluice.controller.pool.model import (
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.reservations.reservations import Resources
 from sluice.resources.ends import End, EndCause
+from sluice.resources.suspended_contexts import ContextPlace
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
+MOST_MIB = 1 << 32  # more than any context takes
 VM_PAUSED = "its VM is paused ([suspend] on_pause of its host)"
 
 Order = tuple[float, float]
@@ -107,7 +109,7 @@ class Suspending:
         self._suspended[grant.id] = grant
         self._changed(grant)
         self._ledger.event("grant.suspending", grant.id, why)
-        decisions.suspends.append(SuspendOrder(grant.node, grant.id, resume=False))
+        decisions.suspends.append(self._order(grant))
         return grant
 
     def want_back(self, grant_id: str) -> Grant:
@@ -199,7 +201,7 @@ class Suspending:
             if report.error:
                 self._not_suspended(grant, report.error)
             else:
-                decisions.suspends.append(SuspendOrder(node, grant.id, resume=False))
+                decisions.suspends.append(self._order(grant))
         elif state is not SuspensionState.NONE:
             self._runs(grant)
 
@@ -317,17 +319,27 @@ class Suspending:
         return at is not None and self._clock.monotonic() - at < AGAIN_SECONDS
 
     def _sized(self, grant: Grant) -> tuple[Vgpu, ...]:
-        """Its vGPUs as they are when it runs, with the contexts that it has now."""
+        """Its vGPUs as they are when it runs, with the contexts of the sessions that it has now."""
         return tuple(
             replace(now, memory_mib=size.memory_mib, compute_percent=size.compute_percent)
-            for now, size in zip(grant.vgpus, grant.running_vgpus, strict=True)
+            for now, size in zip(self._with_contexts(grant), grant.running_vgpus, strict=True)
         )
+
+    def _with_contexts(self, grant: Grant) -> tuple[Vgpu, ...]:
+        """Its vGPUs as they are, with all of its contexts on their GPUs."""
+        return self._ledger.charged(grant, self._ledger.sessions.live_of(grant.id))
+
+    def _order(self, grant: Grant) -> SuspendOrder:
+        rooms = [self._fleet.capacity.of(key) for key, _ in grant.placed()]
+        promised = any(room is not None and room.kind.promise.is_over for room in rooms)
+        return SuspendOrder(grant.node, grant.id, resume=False, promised=promised)
 
     def _fits(self, grant: Grant, sized: tuple[Vgpu, ...]) -> bool:
         memory: Counter[GpuKey] = Counter()
         percent: Counter[GpuKey] = Counter()
         for (key, now), then in zip(grant.placed(), sized, strict=True):
             memory[key] += then.memory_mib - now.memory_mib
+            memory[key] += then.overhead_mib - now.overhead_mib
             percent[key] += then.compute_percent - now.compute_percent
         for key in memory:
             gpu, room = self._fleet.gpus.get(key), self._room(grant, key)
@@ -365,12 +377,28 @@ class Suspending:
         grant.suspension = SuspensionState.SUSPENDED
         grant.suspension_note = report.error or grant.suspension_note
         self._suspended[grant.id] = grant
+        before, grant.contexts = grant.contexts, report.contexts
         staying = [*report.staying_mib, *[0] * len(grant.vgpus)]
         smaller = tuple(
             replace(now, memory_mib=min(stays, full.memory_mib), compute_percent=0)
-            for now, full, stays in zip(grant.vgpus, grant.running_vgpus, staying, strict=False)
+            for now, full, stays in zip(
+                self._with_contexts_that_stay(grant), grant.running_vgpus, staying, strict=False
+            )
         )
         self._ledger.rebook(grant, smaller)
+        if grant.contexts_off and not (before and before.place is ContextPlace.OFF):
+            left = sum(vgpu.overhead_mib for vgpu in smaller)
+            self._ledger.event("grant.contexts_off", grant.id, f"{left} MiB of its contexts stay")
+
+    def _with_contexts_that_stay(self, grant: Grant) -> tuple[Vgpu, ...]:
+        vgpus = self._with_contexts(grant)
+        if not grant.contexts_off or not grant.contexts:
+            return vgpus
+        told = [*grant.contexts.mib, *[MOST_MIB] * len(vgpus)]
+        return tuple(
+            replace(vgpu, overhead_mib=min(vgpu.overhead_mib, mib))
+            for vgpu, mib in zip(vgpus, told, strict=False)
+        )
 
     def _not_suspended(self, grant: Grant, why: str) -> None:
         self._failed[grant.id] = self._clock.monotonic()
@@ -387,7 +415,7 @@ class Suspending:
     def _forget(self, grant: Grant, note: str) -> None:
         grant.suspension, grant.suspension_note = SuspensionState.NONE, note
         grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
-        grant.with_guest = False
+        grant.with_guest, grant.contexts = False, None
         self._suspended.pop(grant.id, None)
 
     def _changed(self, grant: Grant) -> None:

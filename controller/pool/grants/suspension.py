@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.resources.suspended_contexts import ContextPlace, Stays
+
 
 class SuspensionState(StrEnum):
     """NONE runs. The order to suspend or to resume is under way, or it is SUSPENDED.
@@ -24,6 +26,16 @@ class SuspensionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendedContexts:
+    """Where a suspended grant's CUDA contexts are, as its node says; nobody else remembers it."""
+
+    place: ContextPlace
+    why: Stays = Stays.NONE  # they stay
+    note: str = ""
+    mib: tuple[int, ...] = ()  # that they take of each vGPU's GPU
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedSuspension:
     """What a node says of a grant that it runs."""
 
@@ -32,6 +44,7 @@ class ReportedSuspension:
     error: str = ""  # why an order was not carried out
     staying_mib: tuple[int, ...] = ()  # of each vGPU, where it is suspended
     busy: bool = False  # an order is being carried out
+    contexts: SuspendedContexts | None = None  # of a suspended one; None: an older server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +54,4 @@ class SuspendOrder:
     node: str
     grant_id: str
     resume: bool
+    promised: bool = False  # its GPUs' memory is promised more than once

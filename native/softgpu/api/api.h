@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "softgpu/runtime/capture.h"
+#include "softgpu/runtime/checkpoint.h"
 #include "softgpu/runtime/context.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/log.h"
@@ -39,6 +40,7 @@ template <class F>
 CUresult with_driver(F&& body) noexcept {
   return guarded([&]() -> CUresult {
     if (CUresult state = ready(); state != CUDA_SUCCESS) return state;
+    const checkpoint::Call call;
     return body();
   });
 }

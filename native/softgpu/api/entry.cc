@@ -47,6 +47,8 @@ constexpr ErrorRow kErrors[] = {
                  "the provided PTX was compiled with an unsupported toolchain."),
     SLUICE_ERROR(CUDA_ERROR_INVALID_SOURCE, "device kernel image is invalid"),
     SLUICE_ERROR(CUDA_ERROR_FILE_NOT_FOUND, "file not found"),
+    SLUICE_ERROR(CUDA_ERROR_OPERATING_SYSTEM,
+                 "OS call failed or operation not supported on this OS"),
     SLUICE_ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
     SLUICE_ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
     SLUICE_ERROR(CUDA_ERROR_NOT_READY, "device not ready"),
@@ -124,6 +126,7 @@ CUresult cuInit(unsigned int flags) {
     if (devices().empty()) return CUDA_ERROR_NO_DEVICE;
     static const int once = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
     (void)once;
+    checkpoint::begin();
     initialised.store(true, std::memory_order_release);
     return CUDA_SUCCESS;
   });

@@ -37,6 +37,19 @@ void DeviceMemory::refund(uint64_t bytes) {
   give(bytes);
 }
 
+uint64_t DeviceMemory::put_aside(uint64_t staying) {
+  std::lock_guard lock(mutex_);
+  if (!shared_) return 0;
+  const uint64_t own = shared_->own(), bytes = own - std::min(own, staying);
+  shared_->give(bytes);
+  return bytes;
+}
+
+bool DeviceMemory::bring_back(uint64_t bytes, uint64_t besides) {
+  std::lock_guard lock(mutex_);
+  return !shared_ || shared_->take(bytes, total_, besides);
+}
+
 uintptr_t DeviceMemory::map(uint64_t bytes) {
   if (!take(bytes)) return 0;
   // Over-map to align to the slab, so that neighbouring slabs do not share one.

@@ -28,6 +28,12 @@ class DeviceMemory {
   bool charge(uint64_t bytes);
   void refund(uint64_t bytes);
 
+  // Of a process that is checkpointed (runtime/checkpoint.h), where processes share the device: all
+  // but so much is nobody's from now on; returns how much that is. And all of it again, where there
+  // is room for it, and for so much `besides`.
+  uint64_t put_aside(uint64_t staying);
+  bool bring_back(uint64_t bytes, uint64_t besides);
+
   // Zero if there is no room. The result is kAlignment-aligned and backed.
   uintptr_t allocate(uint64_t size);
   void release(uintptr_t address);

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <vector>
 
 #include "softgpu/memory/allocations.h"
@@ -149,11 +150,12 @@ CUresult VirtualMemory::export_fd(uint64_t handle, int& fd) {
   std::lock_guard lock(mutex_);
   auto found = handles_.find(handle);
   if (found == handles_.end()) return CUDA_ERROR_INVALID_VALUE;
-  const PhysicalMemory& memory = *found->second.memory;
+  PhysicalMemory& memory = *found->second.memory;
   if (memory.properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   fd = fcntl(memory.fd, F_DUPFD_CLOEXEC, 0);
+  if (fd >= 0) memory.exported = true;
   return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
@@ -188,6 +190,32 @@ CUresult VirtualMemory::import_fd(int fd, uint64_t& handle) {
   handle = next_handle_++;
   handles_[handle] = {std::move(memory), 1};
   return CUDA_SUCCESS;
+}
+
+// Each once, by handles or mappings.
+template <class F>
+void VirtualMemory::each_memory(F&& look) {
+  std::lock_guard lock(mutex_);
+  std::set<const PhysicalMemory*> seen;
+  const auto once = [&](const std::shared_ptr<PhysicalMemory>& memory) {
+    if (memory && seen.insert(memory.get()).second) look(*memory);
+  };
+  for (const auto& [id, handle] : handles_) once(handle.memory);
+  for (const auto& [address, mapping] : mappings_) once(mapping.memory);
+}
+
+uint64_t VirtualMemory::exported(int device) {
+  uint64_t bytes = 0;
+  each_memory([&](const PhysicalMemory& memory) {
+    if (memory.charged && memory.exported && memory.device == device) bytes += memory.size;
+  });
+  return bytes;
+}
+
+bool VirtualMemory::has_others() {
+  bool any = false;
+  each_memory([&](const PhysicalMemory& memory) { any |= !memory.charged; });
+  return any;
 }
 
 bool VirtualMemory::reserved(uint64_t address, uint64_t size) const {

@@ -4,6 +4,7 @@
 // lives until its handles are released and its mappings undone, whichever comes last.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,6 +26,7 @@ struct PhysicalMemory {
   const int device;
   const CUmemAllocationProp properties;
   const bool charged;  // false for memory that another process exported
+  std::atomic<bool> exported{false};
 };
 
 class VirtualMemory {
@@ -41,12 +43,19 @@ class VirtualMemory {
   CUresult export_fd(uint64_t handle, int& fd);
   CUresult import_fd(int fd, uint64_t& handle);
 
+  // What of a device's memory other processes may have open, in bytes; whether this one has theirs.
+  uint64_t exported(int device);
+  bool has_others();
+
   CUresult map(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle);
   CUresult unmap(uint64_t address, uint64_t size);
   CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count);
   CUresult get_access(uint64_t address, const CUmemLocation& location, unsigned long long& flags);
 
  private:
+  template <class F>
+  void each_memory(F&& look);
+
   struct Reservation {
     uint64_t size;
   };

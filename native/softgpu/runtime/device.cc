@@ -19,18 +19,6 @@ namespace {
 
 constexpr int kMostDevices = 64;
 
-long environment(const char* name, long fallback, long least, long most) {
-  const char* text = std::getenv(name);
-  if (!text || !*text) return fallback;
-  char* end = nullptr;
-  long value = std::strtol(text, &end, 10);
-  if (*end != '\0' || value < least || value > most) {
-    log(0, "%s=%s is not a number from %ld to %ld; using %ld", name, text, least, most, fallback);
-    return fallback;
-  }
-  return value;
-}
-
 // The same on every machine and in every run: "Sluice", then the index.
 std::array<unsigned char, 16> make_uuid(int physical) {
   std::array<unsigned char, 16> uuid = {0x53, 0x6c, 0x75, 0x69, 0x63, 0x65, 0x40, 0x00,
@@ -102,6 +90,18 @@ std::vector<std::unique_ptr<Device>>& list() {
 }
 
 }  // namespace
+
+long environment(const char* name, long fallback, long least, long most) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return fallback;
+  char* end = nullptr;
+  long value = std::strtol(text, &end, 10);
+  if (*end != '\0' || value < least || value > most) {
+    log(0, "%s=%s is not a number from %ld to %ld; using %ld", name, text, least, most, fallback);
+    return fallback;
+  }
+  return value;
+}
 
 Pace::Pace(const char* setting)
     : mib_s_(static_cast<double>(environment(setting, 0, 0, 1l << 30))) {}

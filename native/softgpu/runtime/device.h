@@ -35,6 +35,9 @@ constexpr unsigned kRegistersPerSm = 65536;
 constexpr unsigned kConstantBytes = 64u << 10;
 constexpr unsigned kClockKilohertz = 1000000;
 
+// A setting that is a number; one that is none is said to be, and is `fallback`.
+long environment(const char* name, long fallback, long least, long most);
+
 // How fast something is made to be; as fast as it goes where the setting is not there.
 class Pace {
  public:

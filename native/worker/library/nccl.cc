@@ -228,6 +228,7 @@ int64_t Making::issue() {
   if (!session_.use_context(context_)) return kInternalError;
   const Nccl& n = Nccl::get();
   keep_ranks_apart(session_, m_.ranks);
+  if (m_.ranks != 1) session_.ties.tie(Tie::kCommunicator);
   void* config = m_.config_bytes ? config_.data() : nullptr;
   made_ = place();
   // All that take part come here, with one color or none, whatever becomes of it.

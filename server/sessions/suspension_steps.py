@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of one session's suspension, as its worker takes them: each is an order and its answer.
+
+Used by sessions.suspending, which says when, and holds the grant's lock. A worker that does not
+answer, or says that it could not, makes OrderRefused with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.records import Session
+from sluice.server.sessions.standing import (
+    ARBITER,
+    CONTROLLER,
+    OUT,
+    RUNNING,
+    STOPPED,
+    Standing,
+    seconds_for,
+)
+from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
+from sluice.server.workers.packets import Message
+
+#: Beyond the time that a session has to come to a stop.
+ANSWER_SECONDS = 10.0
+
+
+class SuspensionSteps:
+    """Orders to workers, one at a time to each."""
+
+    def __init__(
+        self, swap: SwapMemory, drain_seconds: float, of: Callable[[Session], Standing]
+    ) -> None:
+        """`of`: how a session stands; raises OrderRefused where it has ended."""
+        self._swap = swap
+        self._drain_seconds = drain_seconds
+        self._of = of
+
+    async def stop(self, session: Session) -> None:
+        """It stands still, at a cut of its own."""
+        if self._of(session).state in (STOPPED, OUT):
+            return
+        drain = Message("suspend", {"drain_ms": str(int(self._drain_seconds * 1000))})
+        said = await self.step(session, drain, self._drain_seconds + ANSWER_SECONDS)
+        if self._of(session).state != STOPPED:
+            raise OrderRefused(
+                f"session {session.id} does not come to a stop within [suspend] drain_seconds "
+                f"({self._drain_seconds:g}): {said.get('message', 'no reason given')}"
+            )
+
+    async def plan_all(self, session: Session) -> None:
+        """All that can move is to be out."""
+        await self.plan(session, [])
+
+    async def plan(self, session: Session, out: Sequence[int]) -> None:
+        """What is to be out in all, MiB by vGPU; none named: everything."""
+        standing = self._of(session)
+        if not standing.plans:
+            standing.planned_mib = standing.movable_mib if standing.state != OUT else 0
+            return
+        fields = {f"vgpu.{n}.out_mib": str(mib) for n, mib in enumerate(out)}
+        await self.step(session, Message("plan", {"vgpus": str(len(out)), **fields}))
+
+    async def leave_to_arbiter(self, session: Session) -> None:
+        """Nothing of it moves; a later server is told that it is not suspended any more."""
+        await self.plan(session, [0] * len(session.places))
+        await self.move_out(session, ARBITER)
+
+    async def move_out(self, session: Session, by: str = CONTROLLER) -> None:
+        """What was planned goes to the host; `by`: whose order it is."""
+        standing = self._of(session)
+        if standing.state == OUT and standing.moved_by == by and not standing.planned_mib:
+            return
+        with self._swap.moving():
+            await self._move_planned(session, by)
+
+    async def _move_planned(self, session: Session, by: str) -> None:
+        standing = self._of(session)
+        began = time.monotonic()
+        try:
+            pieces = await self._swap.pieces(standing.planned_mib)
+        except NoSwapMemory as none:
+            raise OrderRefused(f"session {session.id}: {none}") from None
+        standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
+        for memory, mib in pieces:
+            fields = {"bytes": str(mib << 20), "descriptors": "memory"}
+            session.worker.tell(Message("memory", fields), (memory,))
+            os.close(memory)
+        planned, before = standing.planned_mib, sum(standing.out)
+        is_new = standing.plans
+        order = Message("move_out", {"by": by})
+        said = await self.step(session, order, seconds_for(planned))
+        if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
+            self._swap.adopt(session.id, sum(standing.out))
+            raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
+
+    async def delist(self, session: Session) -> None:
+        """Its context is about to leave, and the driver need not carry its host memory along."""
+        said = await self.step(session, Message("delist"), seconds_for(sum(self._of(session).out)))
+        if self._of(session).state != OUT:
+            raise OrderRefused(f"session {session.id}: {said.get('message', 'it is not out')}")
+
+    async def wake(self, session: Session) -> None:
+        """It goes on, with all of its memory."""
+        standing = self._of(session)
+        if standing.state != RUNNING:
+            said = await self.step(session, Message("wake"), seconds_for(standing.movable_mib))
+            if standing.state != RUNNING:
+                why = said.get("message", "it did not wake")
+                raise OrderRefused(f"session {session.id}: {why}")
+        self._swap.give(session.id)
+
+    async def step(
+        self, session: Session, order: Message, seconds: float = ANSWER_SECONDS
+    ) -> Message:
+        """What its worker says about an order."""
+        standing = self._of(session)
+        standing.waiter = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
+        self.tell(session, order)
+        try:
+            said = await asyncio.wait_for(standing.waiter, seconds)
+            standing.note(order.verb, time.monotonic() - began, said.get("steps"))
+            return said
+        except TimeoutError:
+            raise OrderRefused(
+                f"session {session.id}: its worker did not answer `{order.verb}` within "
+                f"{seconds:g} s"
+            ) from None
+        finally:
+            standing.waiter = None
+
+    def tell(self, session: Session, order: Message) -> None:
+        """Without waiting for what its worker says."""
+        self._of(session).owed += 1
+        session.worker.tell(order)
