@@ -20,7 +20,9 @@ ENTRY = Entry(
     title="cuda-bindings",
     what="its own test suite",
     parts=(Suite("tests", files),),
-    snapshots=(Snapshot("NVIDIA/cuda-python", "v13.0.3", ("cuda_bindings/tests",)),),
+    snapshots=(
+        Snapshot("NVIDIA/cuda-python", "v13.0.3", ("cuda_bindings/tests",), of="cuda-bindings"),
+    ),
     divert=True,
     versions=("cuda-bindings",),
 )
