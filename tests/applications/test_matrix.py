@@ -14,7 +14,7 @@ import pytest
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
-from applications import packages, results, running  # noqa: E402
+from applications import details, packages, results, running  # noqa: E402
 from applications.comparing import both as both_of  # noqa: E402
 from applications.comparing import compare, whole_files  # noqa: E402
 from applications.entries import ENTRIES  # noqa: E402
@@ -114,6 +114,27 @@ def test_what_was_not_run_here_is_different() -> None:
     assert found.failed == 1
 
 
+def test_what_differs_is_written_down_with_what_was_logged(tmp_path: Path) -> None:
+    native = {"f": FileRun({"a": Case("passed"), "b": Case("failed", "no"), "c": Case("passed")})}
+    ours = {
+        "f": FileRun({"a": Case("passed"), "b": Case("failed", "neither"), "d": Case("passed")})
+    }
+    details.write_cases(tmp_path / "d", "e.tests of it.shm", native, ours)
+    [file] = (tmp_path / "d").iterdir()
+    assert file.name == "e.tests-of-it.shm.jsonl"
+    found = {each["case"]: each for each in map(json.loads, file.read_text().splitlines())}
+    assert set(found) == {"b", "c", "d"}
+    assert found["b"]["here"] == "failed: neither"
+    assert found["c"]["here"] == found["d"]["native"] == "not run"
+    logs = tmp_path / "home" / ".sluice" / "log"
+    logs.mkdir(parents=True)
+    (logs / "1.log").write_text("sluice: cuA is not supported (7)\nall is well\n")
+    (logs / "2.log").write_text("sluice: cuA is not supported (8)\n")
+    assert details.logged(tmp_path) == {"sluice: cuA is not supported (#)": 2}
+    details.write_said(tmp_path, "e", details.logged(tmp_path))
+    assert (tmp_path / "e.said.txt").read_text().split()[0] == "2"
+
+
 def test_a_part_is_stopped_when_its_time_is_up_and_only_what_ran_is_compared(
     tmp_path: Path,
 ) -> None:
@@ -187,22 +208,39 @@ def test_what_is_packed_in_pieces_comes_back_and_is_checked(tmp_path: Path) -> N
         prepare(entry, "3.12", tmp_path, tmp_path / "pieces")
 
 
+def venv_with_a_thing(folder: Path) -> tuple[Path, Path]:
+    """An interpreter with the package thing 2.0, and its site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [there] = (folder / "lib").glob("python3.*/site-packages")
+    (there / "thing.py").write_text("")
+    (there / "thing-2.0.dist-info").mkdir()
+    (there / "thing-2.0.dist-info" / "METADATA").write_text("Name: thing\nVersion: 2.0\n")
+    return folder / "bin" / "python", there
+
+
+def test_an_environment_beside_a_venv_sees_the_packages_of_that_one(tmp_path: Path) -> None:
+    """`--system-site-packages` alone does not show them, nor do they stand among site's folders."""
+    base, there = venv_with_a_thing(tmp_path / "base")
+    packages.make_environment(base, tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    assert there in packages.site_packages(python)
+    assert packages.asked(python, "import json, thing; print(json.dumps(thing.__file__))")
+    said = packages.asked(python, "import json, site; print(json.dumps(site.getsitepackages()))")
+    assert str(there) in said
+    with pytest.raises(PackageError, match=r"(?s)does not answer: .*nothing"):
+        packages.asked(python, "import nothing")
+
+
 def test_packages_of_the_other_machine_are_found_and_another_version_of_a_suite_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The base is a venv itself, whose packages `--system-site-packages` alone does not show."""
     repository = tmp_path / "repositories" / "owner+suite"
     repository.mkdir(parents=True)
     (repository / "test_a.py").write_text("def test_a(): pass")
     git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v1"]):
         subprocess.run([*git, *words], check=True)
-    base = tmp_path / "base"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(base)], check=True)
-    [there] = (base / "lib").glob("python3.*/site-packages")
-    (there / "thing.py").write_text("")
-    (there / "thing-2.0.dist-info").mkdir()
-    (there / "thing-2.0.dist-info" / "METADATA").write_text("Name: thing\nVersion: 2.0\n")
+    base, there = venv_with_a_thing(tmp_path / "base")
     monkeypatch.setattr(packages, "pinned", lambda _: {"thing": "1.0"})
     built: list[Path] = []
     entry = Entry(
@@ -215,7 +253,7 @@ def test_packages_of_the_other_machine_are_found_and_another_version_of_a_suite_
     pieces = tmp_path / "pieces"
     prepare(entry, "3.12", tmp_path / "repositories", pieces, installed=())
     assert not built, "it is compiled where it was unpacked"
-    found = unpack(entry, pieces, base / "bin" / "python", tmp_path / "there")
+    found = unpack(entry, pieces, base, tmp_path / "there")
     assert built == [found.sources]
     assert versions(found, ("thing", "nothing")) == {"thing": "2.0"}
     assert found.package("thing.py") == there / "thing.py"

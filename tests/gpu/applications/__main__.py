@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import __doc__ as about
 from .comparing import MOST_NAMED, both, compare, whole_files
+from .details import logged, write_cases, write_said
 from .entries import ENTRIES
 from .entry import Entry, Place, Programs, Suite
 from .packages import (
@@ -25,7 +26,7 @@ from .packages import (
     versions,
 )
 from .results import RAN, ROOT, Result, ResultError, keep, write
-from .running import FileRun, Way, run_part, size_of
+from .running import FileRun, Way, run_part, size_of, worth_it
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
 
@@ -109,9 +110,12 @@ def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> lis
         ran = {}
         for way in ways:
             way.seconds = 0.0
-            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only)
+            among = worth_it(ran["native"]) if way.ours else None
+            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only, among)
         for way in ways[1:]:
             results.append(judged(entry, part, place, options, (ways[0], way), ran))
+            name = f"{entry.name}.{part.name}.{way.name}"
+            write_cases(options.results.parent / "details", name, ran["native"], ran[way.name])
     return results
 
 
@@ -143,8 +147,8 @@ def judged(
         f"natively {found.skipped} skipped, {found.failed} failed; {whole} of {of} files to their "
         f"end; {native.seconds:.0f} s natively, {way.seconds:.0f} s here"
     )
-    for name, said in different.items():
-        print(f"  {name}\n      {said}")
+    for name, why in different.items():
+        print(f"  {name}\n      {why}")
     if found.compared == 0:
         cases = {n: c for run in ran["native"].values() for n, c in run.cases.items()}
         for name, case in list(cases.items())[:5]:
@@ -216,6 +220,7 @@ def run_entries(options: argparse.Namespace) -> int:
                     print(f"{entry.name}: not run: {entry.not_run}")
                     continue
                 results = run_entry(entry, options, ways)
+                write_said(options.results.parent / "details", entry.name, logged(folder))
                 if not options.only:
                     write(options.results, results)
                 failed += sum(result.compared - result.same for result in results)

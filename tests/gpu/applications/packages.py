@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from .entry import Entry, Place, Snapshot
 
@@ -217,24 +218,35 @@ def join(entry: Entry, pieces: Path, said: dict[str, str], archive: Path) -> Non
             whole.write(data)
 
 
+def asked(python: Path, program: str, *arguments: str) -> Any:
+    """What a program of that interpreter says, in JSON."""
+    command = [str(python), "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PackageError(f"{python} does not answer: {done.stderr.strip()[-300:]}")
+    return json.loads(done.stdout)
+
+
 def site_packages(python: Path) -> list[Path]:
     """Where an interpreter finds packages."""
-    asked = "import json, site, sys; print(json.dumps([p for p in sys.path if 'packages' in p]))"
-    done = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PackageError(f"{python} is no interpreter: {done.stderr.strip()[-300:]}")
-    return [Path(text) for text in json.loads(done.stdout)]
+    said = asked(
+        python, "import json, sys; print(json.dumps([p for p in sys.path if 'packages' in p]))"
+    )
+    return [Path(text) for text in said if Path(text).is_dir()]
 
 
 def make_environment(base: Path, folder: Path) -> None:
-    """A venv that sees what `base` sees, also where that is a venv itself: `--system-site-packages`
-    shows the packages of the interpreter below it alone.
+    """A venv that sees what `base` sees, also where that is a venv itself.
+
+    `--system-site-packages` alone shows the packages of the interpreter below it. What looks for
+    libraries in packages (cuda.pathfinder) asks site for its prefixes, so it is told of this one.
     """
     venv = [str(base), "-m", "venv", "--without-pip", "--system-site-packages", str(folder)]
     subprocess.run(venv, check=True)
     [own] = (folder / "lib").glob("python3.*/site-packages")
-    beside = [path for path in site_packages(base) if path.is_dir()]
-    lines = [f"import site; site.addsitedir({str(path)!r})\n" for path in beside]
+    prefix = asked(base, "import json, sys; print(json.dumps(sys.prefix))")
+    lines = [f"import site; site.PREFIXES.append({prefix!r})\n"]
+    lines += [f"import site; site.addsitedir({str(path)!r})\n" for path in site_packages(base)]
     (own / "beside.pth").write_text("".join(lines))
 
 
@@ -252,9 +264,12 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
     archive.unlink()
-    make_environment(base, folder / "venv")
-    place = place_of(entry, into)
     wheels = sorted((folder / "wheels").glob("*.whl"))
+    if not wheels:  # nothing is to be added to what the interpreter has
+        (folder / "python").write_text(str(base))
+    else:
+        make_environment(base, folder / "venv")
+    place = place_of(entry, into)
     if wheels:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         command += ["--disable-pip-version-check", "--target", str(place.packages)]
@@ -268,7 +283,7 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
 
 def versions(place: Place, names: Iterable[str]) -> dict[str, str]:
     """Of the packages of those names, as the place's interpreter finds them."""
-    asked = (
+    program = (
         "import importlib.metadata as m, json, sys\n"
         "found = {}\n"
         "for name in sys.argv[1:]:\n"
@@ -276,9 +291,7 @@ def versions(place: Place, names: Iterable[str]) -> dict[str, str]:
         "    except m.PackageNotFoundError: pass\n"
         "print(json.dumps(found))"
     )
-    command = [str(place.python), "-c", asked, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
+    found: dict[str, str] = asked(place.python, program, *names)
     return found
 
 
@@ -292,9 +305,12 @@ def other_suites(entry: Entry, place: Place) -> dict[str, str]:
 def place_of(entry: Entry, into: Path) -> Place:
     """Where the entry is, once it was unpacked."""
     folder = into / entry.name
-    found = sorted((folder / "venv" / "lib").glob("python3.*/site-packages"))
-    if not found:
+    said = folder / "python"
+    python = Path(said.read_text()) if said.exists() else folder / "venv" / "bin" / "python"
+    if not python.exists():
         raise PackageError(f"{entry.name} is not unpacked in {into}: `unpack` does so")
-    python = folder / "venv" / "bin" / "python"
-    beside = tuple(path for path in site_packages(python) if path != found[0])
-    return Place(python, found[0], folder / "sources", beside)
+    found = site_packages(python)
+    if not found:
+        raise PackageError(f"{python} has no packages at all")
+    own = next((path for path in found if path.is_relative_to(folder)), found[0])
+    return Place(python, own, folder / "sources", tuple(p for p in found if p != own))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,11 +205,12 @@ def left_out(suite: Suite, case: str) -> str:
     return next((why for part, why in suite.left_out.items() if part in case), "")
 
 
-def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str]) -> Case:
-    """One program."""
+def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str], until: float) -> Case:
+    """One program, which has a minute at least."""
+    seconds = min(float(entry.seconds), max(STUCK_SECONDS, until - time.monotonic()))
     with tempfile.TemporaryDirectory(prefix="application-") as folder:
         status, output, errors = process(
-            way.command(entry, words), way.variables(entry, {}), Path(folder), entry.seconds
+            way.command(entry, words), way.variables(entry, {}), Path(folder), seconds
         )
     if status:
         return Case("failed", ended(status, errors))
@@ -222,12 +223,25 @@ def spread(files: Iterable[Path]) -> list[Path]:
     return sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
 
 
+def worth_it(native: Mapping[str, FileRun]) -> set[str]:
+    """The files with something to compare: they were begun natively, and something passed."""
+    passed = (n for n, r in native.items() if any(c.outcome == "passed" for c in r.cases.values()))
+    return set(passed)
+
+
 def run_part(
-    entry: Entry, part: Suite | Programs, place: Place, way: Way, jobs: int, only: str
+    entry: Entry,
+    part: Suite | Programs,
+    place: Place,
+    way: Way,
+    jobs: int,
+    only: str,
+    among: set[str] | None = None,
 ) -> dict[str, FileRun]:
     """What ran of a part, file by file, and into `way` how long it took.
 
-    Once the way's budget is spent nothing more is begun, and suites are stopped.
+    Once the way's budget is spent nothing more is begun, and suites are stopped. `among`: no other
+    files than these.
     """
     begun = time.monotonic()
     until = begun + way.budget if way.budget else math.inf
@@ -240,15 +254,17 @@ def run_part(
     def one_program(name: str) -> FileRun | None:
         if time.monotonic() >= until:
             return None
-        return FileRun({name: run_program(entry, place, way, commands[name])})
+        return FileRun({name: run_program(entry, place, way, commands[name], until)})
 
     with ThreadPoolExecutor(jobs) as pool:
         if isinstance(part, Suite):
             files = part.files(place)
             files = spread(files) if way.budget else files
+            files = [file for file in files if among is None or str(file) in among]
             found = dict(zip(map(str, files), pool.map(one_file, files), strict=True))
         else:
             commands = {n: w for n, w in part.commands(place).items() if only in n}
+            commands = {n: w for n, w in commands.items() if among is None or n in among}
             found = dict(zip(commands, pool.map(one_program, commands), strict=True))
     way.seconds += time.monotonic() - begun
     return {name: run for name, run in found.items() if run is not None}
