@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -219,9 +220,10 @@ def join(entry: Entry, pieces: Path, said: dict[str, str], archive: Path) -> Non
 
 
 def asked(python: Path, program: str, *arguments: str) -> Any:
-    """What a program of that interpreter says, in JSON."""
+    """What a program of that interpreter says, in JSON; it sees nothing of what runs this."""
     command = [str(python), "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    plainly = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=plainly)
     if done.returncode:
         raise PackageError(f"{python} does not answer: {done.stderr.strip()[-300:]}")
     return json.loads(done.stdout)
