@@ -51,6 +51,7 @@ class Suite:
     files: Callable[[Place], list[Path]]
     options: tuple[str, ...] = ()
     conftest: str = ""  #: of the sources, where it is not in a folder above the files
+    imports: tuple[str, ...] = ()  #: folders of the sources that its files import from
     left_out: dict[str, str] = field(default_factory=dict)
 
 

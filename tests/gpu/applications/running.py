@@ -135,7 +135,7 @@ def words_of(
     suite: Suite, place: Place, file: Path, only: str, dead: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """pytest's command for a file without some tests, and where it imports plugins from."""
-    path = [str(HERE)]
+    path = [str(HERE), *(str(place.sources / each) for each in suite.imports)]
     words = [str(place.python), "-m", "pytest", "-q", "-p", "pytest_outcomes"]
     words += ["-p", "no:cacheprovider", "--tb=line", "-W", "ignore", *suite.options]
     words += [f"--deselect={one}" for one in dead]

@@ -9,6 +9,7 @@ from ..entry import Entry, Place, Snapshot, Suite
 
 COMMIT = "8eb9dc2ba180394a763d40405be4cf8865b5f8eb"
 """The last one before release 1.1.0 of it, whose suite this is."""
+IMPORTS = ("cuda-python/cuda_core/tests", "cuda-python/cuda_python_test_helpers")
 
 
 def folder(place: Place) -> Path:
@@ -32,12 +33,15 @@ ENTRY = Entry(
     name="cuda-core",
     title="cuda.core",
     what="its own test suite",
-    parts=(Suite("tests", files), Suite("tests of several processes", of_processes)),
+    parts=(
+        Suite("tests", files, imports=IMPORTS),
+        Suite("tests of several processes", of_processes, imports=IMPORTS),
+    ),
     snapshots=(
         Snapshot(
             "NVIDIA/cuda-python",
             COMMIT,
-            ("cuda_core/tests", "cuda_python_test_helpers"),
+            ("cuda_core/tests", "cuda_core/pytest.ini", "cuda_python_test_helpers"),
             of="cuda-core",
         ),
     ),
