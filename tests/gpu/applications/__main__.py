@@ -110,7 +110,7 @@ def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> lis
         ran = {}
         for way in ways:
             way.seconds = 0.0
-            among = worth_it(ran["native"]) if way.ours else None
+            among = worth_it(ran["native"]) if way.ours and not options.all else None
             ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only, among)
         for way in ways[1:]:
             results.append(judged(entry, part, place, options, (ways[0], way), ran))
@@ -209,6 +209,7 @@ def run_entries(options: argparse.Namespace) -> int:
             environment = dict(server.environments[channel])
             ways.append(Way(channel, environment, ours=True, budget=2 * options.budget))
             environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
+            environment.pop("SLUICE_STATS")  # among errors they would stand before the reasons
             environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
         for way in ways:  # what is compiled and kept is each way's own
             home = folder / f"home-{way.name}"
@@ -286,6 +287,7 @@ def main() -> int:
     )
     runner.add_argument("--part", default="", help="this part of the entries alone")
     runner.add_argument("--only", default="", help="cases with this in their names; not kept")
+    runner.add_argument("--all", action="store_true", help="also what nothing passes of natively")
     runner.add_argument("--softgpu", action="store_true", help="on the software GPU")
     runner.add_argument("--results", type=Path, default=RAN)
     keeper = commands.add_parser("keep", help="results into docs/applications.jsonl")

@@ -47,7 +47,7 @@ def write_cases(
 
 def line_of_an_end(line: str) -> bool:
     """Whether it is the figures of a session that ended as it should, which name many words."""
-    return "the client closed its session" in line
+    return "the worker ends: the client " in line
 
 
 def logged(folder: Path) -> Counter[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..entry import HERE, Entry, Place, Programs, Snapshot
 from ..packages import PackageError
 
-FOLDERS = ("Common", "Samples/0_Introduction", "Samples/3_CUDA_Features")
+FOLDERS = ("0_Introduction", "1_Utilities", "3_CUDA_Features")
 
 
 def build(sources: Path, to: Path) -> None:
@@ -44,12 +44,14 @@ def commands(place: Place, runtime: str) -> dict[str, list[str]]:
 ENTRY = Entry(
     name="cuda-samples",
     title="cuda-samples 13.0",
-    what="`0_Introduction` and `3_CUDA_Features`, with nvcc's defaults and with the shared runtime",
+    what="introduction, utilities, CUDA features; with nvcc's defaults and with the shared runtime",
     parts=(
         Programs("the static runtime, diverted", partial(commands, runtime="static")),
         Programs("the shared runtime", partial(commands, runtime="shared")),
     ),
-    snapshots=(Snapshot("NVIDIA/cuda-samples", "v13.0", FOLDERS),),
+    snapshots=(
+        Snapshot("NVIDIA/cuda-samples", "v13.0", ("Common", *(f"Samples/{f}" for f in FOLDERS))),
+    ),
     build=build,
     divert=True,
     gibibytes=0.2,
