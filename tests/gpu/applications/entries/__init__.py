@@ -11,10 +11,12 @@ from . import (
     cupy_13x,
     jax_cuda13,
     numba_cuda,
+    onnxruntime,
     others,
     torch_cuda12,
     torch_cuda13,
     triton_tutorials,
+    xgboost,
 )
 
 ENTRIES: dict[str, Entry] = {
@@ -29,6 +31,8 @@ ENTRIES: dict[str, Entry] = {
         jax_cuda13.ENTRY,
         triton_tutorials.ENTRY,
         cuda_samples.ENTRY,
+        onnxruntime.ENTRY,
+        xgboost.ENTRY,
         *others.ENTRIES,
     )
 }

@@ -7,20 +7,6 @@ from ..entry import Entry
 
 ENTRIES = (
     Entry(
-        name="onnxruntime",
-        title="ONNX Runtime GPU",
-        what="sessions of small models",
-        not_run="no part is written; imports of release 1.23 are exported in the right versions",
-        gibibytes=0.4,
-    ),
-    Entry(
-        name="xgboost",
-        title="XGBoost",
-        what="`device=cuda` training",
-        not_run="no part is written; its wheel has NVIDIA's runtime linked into it",
-        gibibytes=0.3,
-    ),
-    Entry(
         name="llama-cpp",
         title="llama.cpp",
         what="a small model's tokens",
