@@ -47,7 +47,11 @@ CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session
 
 CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
                   CUdeviceptr* pointer) {
-  if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pointer || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) {  // no memory, which cuMemFreeAsync takes back
+    *pointer = 0;
+    return s->sticky();
+  }
   uint64_t address = 0;
   auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
   if (result == DeviceMemory::Result::kOutOfMemory && from.device->graph_memory.trim())
