@@ -10,6 +10,7 @@ from . import (
     cuda_samples,
     cupy_13x,
     jax_cuda13,
+    llama_cpp,
     numba_cuda,
     onnxruntime,
     others,
@@ -33,6 +34,7 @@ ENTRIES: dict[str, Entry] = {
         cuda_samples.ENTRY,
         onnxruntime.ENTRY,
         xgboost.ENTRY,
+        llama_cpp.ENTRY,
         *others.ENTRIES,
     )
 }
