@@ -219,6 +219,17 @@ TEST_F(Pools, NothingIsGivenToWhoAsksForNothing) {
   p = 1;
   EXPECT_EQ(cuMemAllocFromPoolAsync(&p, 0, pool, a), CUDA_SUCCESS);
   EXPECT_EQ(p, 0u);
+  ASSERT_EQ(cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  p = 1;
+  EXPECT_EQ(cuMemAllocAsync(&p, 0, a), CUDA_SUCCESS);
+  EXPECT_EQ(p, 0u);
+  EXPECT_EQ(cuMemFreeAsync(p, a), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuStreamEndCapture(a, &graph), CUDA_SUCCESS);
+  size_t nodes = 1;
+  EXPECT_EQ(cuGraphGetNodes(graph, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 0u) << "there is nothing to allocate or free";
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
 }
 
 TEST_F(Pools, WhatCudaRefuses) {
