@@ -19,7 +19,7 @@ constexpr unsigned kMaxRank = 5;
 
 // Into a program's map, which need not lie as its type asks: Python's objects do not, and NVIDIA's
 // driver takes it.
-void put(CUtensorMap* map, const void* bytes) {
+void write_map(CUtensorMap* map, const void* bytes) {
   auto* to = reinterpret_cast<std::byte*>(map);
   std::memcpy(to, bytes, sizeof *map);
 }
@@ -59,7 +59,7 @@ CUresult encode(const wire::SluiceEncodeTensorMap& request, CUtensorMap* map) {
     s->answers.keep(AnswerCache::kForEver, question, reply, epoch);
   }
   static_assert(sizeof reply.map == sizeof *map);
-  put(map, &reply.map);
+  write_map(map, &reply.map);
   return CUDA_SUCCESS;
 }
 
@@ -147,7 +147,7 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
                                  &got, nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof changed) return CUDA_ERROR_UNKNOWN;
-  put(map, changed);
+  write_map(map, changed);
   return CUDA_SUCCESS;
 }
 
