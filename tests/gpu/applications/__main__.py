@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 import tempfile
 import time
@@ -98,6 +100,18 @@ def software_native(folder: Path) -> dict[str, str]:
     library.mkdir()
     (library / "libcuda.so.1").symlink_to(built("libsluice-softgpu.so.1").resolve())
     return {"LD_LIBRARY_PATH": str(library)}
+
+
+def our_commands(folder: Path) -> Path:
+    """A folder with the nvidia-smi that a guest has: programs ask it for the GPU's name."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    command = place / "nvidia-smi"
+    python, ours = shlex.quote(sys.executable), shlex.quote(str(ROOT / "python"))
+    script = f"PYTHONPATH={ours} exec {python} -m sluice.guest_runtime smi"
+    command.write_text(f'#!/bin/sh\n{script} "$@"\n')
+    command.chmod(0o755)
+    return place
 
 
 def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> list[Result]:
@@ -211,6 +225,7 @@ def run_entries(options: argparse.Namespace) -> int:
             environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
             environment.pop("SLUICE_STATS")  # among errors they would stand before the reasons
             environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
+            environment["PATH"] = f"{our_commands(folder)}:{os.environ.get('PATH', '')}"
         for way in ways:  # what is compiled and kept is each way's own
             home = folder / f"home-{way.name}"
             home.mkdir()
