@@ -40,7 +40,10 @@ def counted(result: Result) -> str:
         for n, what in ((result.skipped, "skipped"), (result.failed, "failing"))
         if n
     ]
-    return f"{text} ({', '.join(apart)} natively)" if apart else text
+    text = f"{text} ({', '.join(apart)} natively)" if apart else text
+    if result.files < result.of_files:
+        text += f"; {result.files:,} of {result.of_files:,} files to their end in the time given"
+    return text
 
 
 def rates(entry: Entry, figures: Figures) -> Iterator[str]:

@@ -47,7 +47,8 @@ def driver_row(registry: Registry, name: str) -> Row:
             return Row(name, "another name", remarks=f"`{registry.aliases[name]}`")
         if name in registry.variants:
             return Row(name, "per-thread stream", remarks=f"`{registry.variants[name].target}`")
-        return Row(name, "not supported")
+        graphics = any(row.exported == name for row in registry.driver_undeclared)
+        return Row(name, "not supported", remarks="graphics" if graphics else "")
     annotation = function.annotation
     if function.error_class == ErrorClass.UNSUPPORTED:
         return Row(name, "not supported", remarks=annotation.note)
@@ -77,7 +78,7 @@ def coverage_sections(registry: Registry) -> list[Section]:
     sections = [
         Section(
             "Driver API (libcuda.so.1)",
-            [driver_row(registry, name) for name in sorted(registry.driver.functions)],
+            [driver_row(registry, name) for name in registry.driver_exports()],
         ),
         Section(
             "Runtime API (libcudart.so.13)",

@@ -148,10 +148,10 @@ def runtime_exports(registry: Registry) -> list[str]:
 
 def generate_tables(writer: Writer, registry: Registry) -> None:
     """Names, numbers, entry points and linker maps."""
-    driver_names = sorted(registry.driver.functions)
+    driver_names = registry.driver_exports()
     runtime_names = runtime_exports(registry)
     for library, stem, names in (
-        ("libcuda.so.1", "driver", driver_names),
+        ("libcuda.so.1", "driver", sorted(registry.driver.functions)),
         ("libcudart.so.13", "runtime", runtime_names),
     ):
         writer.render(
@@ -161,8 +161,18 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
             macro=f"SLUICE_{stem.upper()}_FUNCTION",
             names=names,
         )
-    rows = sorted(registry.driver.proc_address, key=lambda r: (r.symbol, bool(r.stream), r.version))
-    writer.render("abi_proc_address.inc.j2", "abi/proc_address.inc", rows=rows)
+    declared = registry.driver.proc_address
+    for target, found in (
+        ("abi/proc_address.inc", declared),
+        ("client/proc_address.inc", (*declared, *registry.driver_undeclared)),
+    ):
+        rows = sorted(found, key=lambda r: (r.symbol, bool(r.stream), r.version))
+        writer.render("abi_proc_address.inc.j2", target, rows=rows)
+    writer.render(
+        "unsupported_undeclared.inc.j2",
+        "client/undeclared_driver.inc",
+        names=[row.exported for row in registry.driver_undeclared],
+    )
     results, errors = registry.driver.enum("CUresult"), registry.runtime.enum("cudaError")
     writer.render(
         "abi_names.h.j2",
@@ -208,14 +218,22 @@ def answer(function: ImportedFunction) -> str:
 def generate_stubs(writer: Writer, registry: Registry) -> None:
     """client/unsupported_*.inc and client/variants_*.inc."""
     undeclared = [n for n in registry.runtime_undeclared if n not in registry.runtime_hand]
-    for stem, library, header, functions, extra in (
-        ("driver", "libcuda.so.1", "abi/cuda_driver.h", registry.unsupported_driver(), []),
+    for stem, library, header, functions, extra, refusal in (
+        (
+            "driver",
+            "libcuda.so.1",
+            "abi/cuda_driver.h",
+            registry.unsupported_driver(),
+            [row.exported for row in registry.driver_undeclared],
+            "CUDA_ERROR_NOT_SUPPORTED",
+        ),
         (
             "runtime",
             "libcudart.so.13",
             "abi/cuda_runtime.h",
             registry.unsupported_runtime(),
             undeclared,
+            "cudaErrorNotSupported",
         ),
     ):
         writer.render(
@@ -224,6 +242,7 @@ def generate_stubs(writer: Writer, registry: Registry) -> None:
             library=library,
             header=header,
             undeclared=extra,
+            refusal=refusal,
             functions=[
                 {"name": f.name, "prototype": c_text.prototype(f, named=False), "answer": answer(f)}
                 for f in functions

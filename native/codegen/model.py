@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from imported import ImportedFunction, ImportedLibrary
+from imported import ImportedFunction, ImportedLibrary, ProcAddress
 from kinds import Kind, Param
 from major_model import Major
 from variants import PerThreadVariant
@@ -173,6 +173,8 @@ class Registry:
     runtime_variants: dict[str, PerThreadVariant]
     runtime_undeclared: dict[str, str]
     """Exported by NVIDIA's libcudart, declared in no header: name -> what it is."""
+    driver_undeclared: tuple[ProcAddress, ...]
+    """Exported by NVIDIA's libcuda, declared where those of a graphics system are needed."""
     ids: dict[str, int]
     runtime_left_out: tuple[str, ...]
     """Prefixes of names that NVIDIA's libcudart exports and ours does not."""
@@ -191,6 +193,10 @@ class Registry:
         if annotated:
             return annotated.error_class != ErrorClass.UNSUPPORTED
         return name in self.aliases or name in self.variants
+
+    def driver_exports(self) -> list[str]:
+        """Every name of NVIDIA's that our libcuda exports."""
+        return sorted({*self.driver.functions, *(row.exported for row in self.driver_undeclared)})
 
     def unsupported_driver(self) -> list[ImportedFunction]:
         """Return the driver functions that only refuse."""

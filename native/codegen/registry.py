@@ -8,12 +8,13 @@ The format is described in docs/api-registry.md. Nothing here writes files.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from annotations import check_function, read_annotation, read_yaml
 from commands import EFFECTS
-from imported import ImportedLibrary, ImportedParam, RegistryError, load_library
+from imported import ImportedLibrary, ImportedParam, ProcAddress, RegistryError, load_library
 from kinds import TypeTable, resolve_params
 from majors import load_majors
 from model import (
@@ -30,6 +31,7 @@ from variants import PerThreadVariant, per_thread_variants
 
 FIRST_ID = 64
 """Ids below are control frames (native/wire/frame.h)."""
+EXPORTED = re.compile(r"(?P<symbol>cu[A-Z]\w*?)(_v\d+)?(_(?P<stream>ptsz|ptds))?")
 LAST_ID = 0xFFFF
 """The frame header has 16 bits for the function."""
 
@@ -170,6 +172,22 @@ def load_runtime(
     return supported, per_thread_variants(runtime, supported, "cudaStreamPerThread"), undeclared
 
 
+def load_undeclared(section: dict[str, Any], driver: ImportedLibrary) -> tuple[ProcAddress, ...]:
+    """Load the section `undeclared` of driver.yaml: what cuGetProcAddress has to say of each."""
+    rows = []
+    for name, version in section.items():
+        where = f"driver.yaml: undeclared: {name}"
+        if name in driver.functions:
+            raise RegistryError(f"{where}: cuda.h declares it; drop the line")
+        if not isinstance(version, int) or not 2000 <= version <= 99990:
+            raise RegistryError(f"{where}: {version!r} is no version of CUDA, as 3020")
+        match = EXPORTED.fullmatch(name)
+        if match is None:
+            raise RegistryError(f"{where}: that is no name of the driver's")
+        rows.append(ProcAddress(match["symbol"], version, match["stream"] or "", name))
+    return tuple(rows)
+
+
 def load_error_strings(path: Path, library: ImportedLibrary) -> dict[int, str]:
     """Return error texts by value."""
     names = dict(library.enum("cudaError"))
@@ -188,9 +206,10 @@ def load_registry(api: Path = API) -> Registry:
     types = TypeTable(driver)
     data = read_yaml(api / "driver.yaml")
     for key in data:
-        if key not in ("functions", "aliases", "commands"):
+        if key not in ("functions", "aliases", "commands", "undeclared"):
             raise RegistryError(
-                f"driver.yaml: section {key!r} is unknown; use functions, aliases or commands"
+                f"driver.yaml: section {key!r} is unknown; use functions, aliases, commands or "
+                "undeclared"
             )
     ids = load_ids(api / "ids.lock")
     functions = load_functions(data.get("functions") or {}, driver, types, ids, "driver.yaml")
@@ -215,6 +234,7 @@ def load_registry(api: Path = API) -> Registry:
         runtime_hand=hand,
         runtime_variants=runtime_variants,
         runtime_undeclared=undeclared,
+        driver_undeclared=load_undeclared(data.get("undeclared") or {}, driver),
         runtime_left_out=tuple(read_yaml(api / "runtime.yaml").get("left_out") or []),
         ids=ids,
         error_strings=load_error_strings(api / "error_strings.yaml", runtime),

@@ -14,13 +14,20 @@ import pytest
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
-from applications import packages, results  # noqa: E402
-from applications.comparing import compare  # noqa: E402
+from applications import details, packages, results, running  # noqa: E402
+from applications.comparing import both as both_of  # noqa: E402
+from applications.comparing import compare, whole_files  # noqa: E402
 from applications.entries import ENTRIES  # noqa: E402
 from applications.entry import Entry, Place, Programs, Snapshot, Suite  # noqa: E402
-from applications.packages import PackageError, prepare, unpack  # noqa: E402
+from applications.packages import (  # noqa: E402
+    PackageError,
+    other_suites,
+    prepare,
+    unpack,
+    versions,
+)
 from applications.results import Result, ResultError, keep, read, write  # noqa: E402
-from applications.running import Case, Way, run_part  # noqa: E402
+from applications.running import Case, FileRun, Way, run_part  # noqa: E402
 
 TESTS = """\
 import os, pytest, signal
@@ -44,6 +51,8 @@ RESULT = Result(
     more_different=0,
     skipped=1,
     failed=0,
+    files=1,
+    of_files=1,
     native_seconds=1.0,
     seconds=1.5,
     machine="1 NVIDIA H200, 16 cores",
@@ -64,7 +73,8 @@ def both(entry: Entry, folder: Path) -> tuple[dict[str, Case], dict[str, Case]]:
     ways = [Way(name, {"WHERE": name}, ours=False) for name in ("native", "shm")]
     native, ours = (run_part(entry, entry.parts[0], place(folder), w, 1, "") for w in ways)
     assert all(way.seconds > 0 for way in ways)
-    return native, ours
+    assert whole_files(native, ours) == len(native)
+    return both_of(native, ours)
 
 
 def test_a_suite_is_compared_test_by_test_and_goes_on_behind_one_that_dies(tmp_path: Path) -> None:
@@ -104,9 +114,73 @@ def test_what_was_not_run_here_is_different() -> None:
     assert found.failed == 1
 
 
-def test_what_is_packed_in_pieces_comes_back_and_is_checked(
+def test_what_differs_is_written_down_with_what_was_logged(tmp_path: Path) -> None:
+    native = {"f": FileRun({"a": Case("passed"), "b": Case("failed", "no"), "c": Case("passed")})}
+    ours = {
+        "f": FileRun({"a": Case("passed"), "b": Case("failed", "neither"), "d": Case("passed")})
+    }
+    details.write_cases(tmp_path / "d", "e.tests of it.shm", native, ours)
+    [file] = (tmp_path / "d").iterdir()
+    assert file.name == "e.tests-of-it.shm.jsonl"
+    found = {each["case"]: each for each in map(json.loads, file.read_text().splitlines())}
+    assert set(found) == {"b", "c", "d"}
+    assert found["b"]["here"] == "failed: neither"
+    assert found["c"]["here"] == found["d"]["native"] == "not run"
+    logs = tmp_path / "home" / ".sluice" / "log"
+    logs.mkdir(parents=True)
+    (logs / "1.log").write_text("sluice: cuA is not supported (7)\nall is well\n")
+    (logs / "2.log").write_text("sluice: cuA is not supported (8)\n")
+    assert details.logged(tmp_path) == {"sluice: cuA is not supported (#)": 2}
+    details.write_said(tmp_path, "e", details.logged(tmp_path))
+    assert (tmp_path / "e.said.txt").read_text().split()[0] == "2"
+
+
+def test_a_part_is_stopped_when_its_time_is_up_and_only_what_ran_is_compared(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    text = f"""\
+import os, pathlib, time
+def test_first(): pass
+def test_waits():
+    while os.environ["WHERE"] != "native" and not pathlib.Path({str(gate)!r}).exists():
+        time.sleep(0.05)
+def test_last(): pass
+"""
+    files = [tmp_path / "test_waiting.py", tmp_path / "test_quick.py"]
+    files[0].write_text(text)
+    files[1].write_text("def test_quick(): pass\n")
+    suite = Suite("tests", lambda _: files)
+    entry = Entry("e", "E", "it", parts=(suite,))
+    native = run_part(
+        entry, suite, place(tmp_path), Way("native", {"WHERE": "native"}, False), 1, ""
+    )
+    way = Way("shm", {"WHERE": "shm"}, ours=False, budget=15)
+    ours = run_part(entry, suite, place(tmp_path), way, 2, "")
+    found = compare(*both_of(native, ours))
+    assert (found.same, found.different) == (2, {}), "what was not come to is not compared"
+    assert whole_files(native, ours) == 1
+    assert not ours[str(files[0])].whole
+    nothing = run_part(entry, suite, place(tmp_path), Way("shm", {}, False, budget=1e-9), 1, "")
+    assert nothing == {}, "nothing is begun once the time is up"
+    assert compare(*both_of(native, nothing)).compared == 0
+
+
+def test_a_test_that_hangs_until_the_time_is_up_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(running, "STUCK_SECONDS", 0)
+    file = tmp_path / "test_it.py"
+    file.write_text("import time\ndef test_hangs():\n    while True: time.sleep(1)\n")
+    suite = Suite("tests", lambda _: [file])
+    entry = Entry("e", "E", "it", parts=(suite,))
+    ours = run_part(entry, suite, place(tmp_path), Way("shm", {}, False, budget=15), 1, "")
+    native = {str(file): FileRun({"test_it.py::test_hangs": Case("passed")})}
+    found = compare(*both_of(native, ours))
+    assert "took more than" in found.different["test_it.py::test_hangs"]
+
+
+def test_what_is_packed_in_pieces_comes_back_and_is_checked(tmp_path: Path) -> None:
     repository = tmp_path / "repositories" / "owner+suite"
     (repository / "tests").mkdir(parents=True)
     (repository / "tests" / "test_a.py").write_text("x" * 50_000)
@@ -114,11 +188,11 @@ def test_what_is_packed_in_pieces_comes_back_and_is_checked(
     git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v1"]):
         subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(packages, "PIECE_BYTES", 20_000)
     entry = Entry("e", "E", "it", snapshots=(Snapshot("owner/suite", "v1", ("tests",)),))
-    pieces = prepare(entry, "3.12", tmp_path / "repositories", tmp_path / "pieces")
+    folders = (tmp_path / "repositories", tmp_path / "pieces")
+    pieces = prepare(entry, "3.12", *folders, piece_bytes=100)
     assert len(pieces) > 2
-    assert max(piece.stat().st_size for piece in pieces) <= 20_000
+    assert max(piece.stat().st_size for piece in pieces) <= 100
     base = Path(sys.executable)
     found = unpack(entry, tmp_path / "pieces", base, tmp_path / "there")
     assert (found.sources / "suite" / "tests" / "test_a.py").read_text() == "x" * 50_000
@@ -132,6 +206,60 @@ def test_what_is_packed_in_pieces_comes_back_and_is_checked(
         unpack(entry, tmp_path / "pieces", base, tmp_path / "there")
     with pytest.raises(PackageError, match="clone it there"):
         prepare(entry, "3.12", tmp_path, tmp_path / "pieces")
+
+
+def venv_with_a_thing(folder: Path) -> tuple[Path, Path]:
+    """An interpreter with the package thing 2.0, and its site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [there] = (folder / "lib").glob("python3.*/site-packages")
+    (there / "thing.py").write_text("")
+    (there / "thing-2.0.dist-info").mkdir()
+    (there / "thing-2.0.dist-info" / "METADATA").write_text("Name: thing\nVersion: 2.0\n")
+    return folder / "bin" / "python", there
+
+
+def test_an_environment_beside_a_venv_sees_the_packages_of_that_one(tmp_path: Path) -> None:
+    """`--system-site-packages` alone does not show them, nor do they stand among site's folders."""
+    base, there = venv_with_a_thing(tmp_path / "base")
+    packages.make_environment(base, tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    assert there in packages.site_packages(python)
+    assert packages.asked(python, "import json, thing; print(json.dumps(thing.__file__))")
+    said = packages.asked(python, "import json, site; print(json.dumps(site.getsitepackages()))")
+    assert str(there) in said
+    with pytest.raises(PackageError, match=r"(?s)does not answer: .*nothing"):
+        packages.asked(python, "import nothing")
+
+
+def test_packages_of_the_other_machine_are_found_and_another_version_of_a_suite_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repositories" / "owner+suite"
+    repository.mkdir(parents=True)
+    (repository / "test_a.py").write_text("def test_a(): pass")
+    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    base, there = venv_with_a_thing(tmp_path / "base")
+    monkeypatch.setattr(packages, "pinned", lambda _: {"thing": "1.0"})
+    built: list[Path] = []
+    entry = Entry(
+        "e",
+        "E",
+        "it",
+        snapshots=(Snapshot("owner/suite", "v1", ("test_a.py",), of="thing"),),
+        build=lambda sources, _: built.append(sources),
+    )
+    pieces = tmp_path / "pieces"
+    prepare(entry, "3.12", tmp_path / "repositories", pieces, installed=())
+    assert not built, "it is compiled where it was unpacked"
+    found = unpack(entry, pieces, base, tmp_path / "there")
+    assert built == [found.sources]
+    assert versions(found, ("thing", "nothing")) == {"thing": "2.0"}
+    assert found.package("thing.py") == there / "thing.py"
+    assert other_suites(entry, found) == {"thing": "1.0"}
+    with pytest.raises(PackageError, match=r"e\.txt has no filecheck"):
+        prepare(entry, "3.12", tmp_path / "repositories", pieces, installed=("filecheck",))
 
 
 def test_results_are_kept_when_somebody_could_repeat_them(tmp_path: Path) -> None:
@@ -154,7 +282,12 @@ def test_results_are_kept_when_somebody_could_repeat_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
-    [("channel", "pigeon", "pigeon"), ("same", -1, "below 0"), ("date", "today", "a day")],
+    [
+        ("channel", "pigeon", "pigeon"),
+        ("same", -1, "below 0"),
+        ("files", 2, "more files"),
+        ("date", "today", "a day"),
+    ],
 )
 def test_a_wrong_result_is_refused(tmp_path: Path, field: str, value: object, said: str) -> None:
     path = tmp_path / "results.jsonl"

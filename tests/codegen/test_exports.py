@@ -68,7 +68,8 @@ def test_libcuda_map_lists_every_function_without_a_version(generated: Path) -> 
     text = (generated / "exports" / "libcuda.map").read_text()
     assert "\n{\n" in text, "NVIDIA's libcuda.so.1 has no version node"
     names = map_names(generated / "exports" / "libcuda.map")
-    assert names == set(load_registry().driver.functions)
+    assert names == set(load_registry().driver_exports())
+    assert {"cuGLInit", "cuGraphicsGLRegisterImage", "cuGLMapBufferObject_v2_ptds"} <= names
     assert {"cuMemAlloc", "cuMemAlloc_v2", "cuMemcpyHtoD_v2_ptds", "cuGetExportTable"} <= names
 
 
@@ -106,7 +107,9 @@ void note_unsupported(const char* name) { last = name; }
 }
 int main() {
   if (cuDestroyExternalMemory(nullptr) != CUDA_ERROR_NOT_SUPPORTED) return 1;
-  return std::strcmp(sluice::client::last, "cuDestroyExternalMemory") == 0 ? 0 : 2;
+  if (std::strcmp(sluice::client::last, "cuDestroyExternalMemory") != 0) return 2;
+  if (cuGraphicsGLRegisterImage() != CUDA_ERROR_NOT_SUPPORTED) return 3;
+  return std::strcmp(sluice::client::last, "cuGraphicsGLRegisterImage") == 0 ? 0 : 4;
 }
 """
 

@@ -34,6 +34,8 @@ def test_a_result_shows_its_counts_and_what_differs() -> None:
         more_different=2,
         skipped=5,
         failed=0,
+        files=10,
+        of_files=12,
         native_seconds=1,
         seconds=2,
         machine="1 NVIDIA H200, 16 cores",
@@ -44,6 +46,7 @@ def test_a_result_shows_its_counts_and_what_differs() -> None:
     )
     text = table.written([result], {})
     assert "tests, TCP: 1,000 of 1,016 as natively (5 skipped natively)" in text
+    assert "; 10 of 12 files to their end in the time given" in text
     assert "- `test_0`: failed: / 'x' line" in text
     assert "- and 4 more" in text
     assert "driver 580; 26 November 2026; commit 0123456789ab" in text

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("0_Introduction", "3_CUDA_Features")
+FOLDERS = ("0_Introduction", "1_Utilities", "3_CUDA_Features")
 # A cubin for the GPU and PTX, uncompressed, for other GPUs and the software GPU.
 TARGETS = ("-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_75,code=compute_75")
 DEVICE_LAUNCH = ("cdp", "graphConditionalNodes")
@@ -119,9 +119,10 @@ def build(sample: Sample, samples: Path, out: Path, toolkits: list[Path], runtim
     device_launch = sample.name.startswith(DEVICE_LAUNCH)
     link = ["-rdc=true"] if device_launch else ["-cudadevrt=none"]
     link += [f"-cudart={runtime}", f"-L{out / '.link'}", *sample.libraries, "-lrt", "-ldl"]
+    link += [f"-L{toolkits[0] / name}" for name in ("lib64", "lib")]
     if device_launch:
         # Its PTX would have to be linked with the device runtime's; the cubin has been.
-        link += [f"-L{toolkits[0] / 'lib'}", f"-L{toolkits[0] / 'lib64'}", "-lcudadevrt"]
+        link += ["-lcudadevrt"]
     program = [nvcc, *flags, *(TARGETS[:1] if device_launch else TARGETS), *link]
     program += ["-Xcompiler=-pthread", "-o", str(target / sample.name)]
     commands = [program + sample.sources]

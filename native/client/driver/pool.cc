@@ -47,7 +47,11 @@ CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session
 
 CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
                   CUdeviceptr* pointer) {
-  if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pointer || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) {  // no memory, which cuMemFreeAsync takes back
+    *pointer = 0;
+    return s->sticky();
+  }
   uint64_t address = 0;
   auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
   if (result == DeviceMemory::Result::kOutOfMemory && from.device->graph_memory.trim())
@@ -60,7 +64,11 @@ CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t byt
 // use it.
 CUresult record(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
                 CUdeviceptr* pointer) {
-  if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pointer || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) {  // no node either
+    *pointer = 0;
+    return CUDA_SUCCESS;
+  }
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -102,8 +110,8 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
-  if (stream->capture) return capture_free(s, stream, pointer);
   if (pointer == 0) return CUDA_SUCCESS;
+  if (stream->capture) return capture_free(s, stream, pointer);
   AddressRange range;
   if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   // Others wait, as CUDA allows here.

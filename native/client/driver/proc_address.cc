@@ -7,6 +7,12 @@
 
 #include "abi/cuda_driver.h"
 
+extern "C" {
+#define SLUICE_UNDECLARED(name) int name();
+#include "client/undeclared_driver.inc"
+#undef SLUICE_UNDECLARED
+}
+
 namespace {
 
 struct Row {
@@ -19,7 +25,7 @@ struct Row {
 const Row kRows[] = {
 #define SLUICE_PROC_ADDRESS(symbol, version, per_thread, exported) \
   {#symbol, version, per_thread, reinterpret_cast<void*>(&exported)},
-#include "abi/proc_address.inc"
+#include "client/proc_address.inc"
 #undef SLUICE_PROC_ADDRESS
 };
 

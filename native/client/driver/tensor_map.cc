@@ -17,6 +17,13 @@ namespace {
 enum Kind : unsigned { kTiled, kIm2col, kIm2colWide };
 constexpr unsigned kMaxRank = 5;
 
+// Into a program's map, which need not lie as its type asks: Python's objects do not, and NVIDIA's
+// driver takes it.
+void write_map(CUtensorMap* map, const void* bytes) {
+  auto* to = reinterpret_cast<std::byte*>(map);
+  std::memcpy(to, bytes, sizeof *map);
+}
+
 // What the three functions share. `box` is nullptr for im2col.
 CUresult describe(wire::SluiceEncodeTensorMap* r, unsigned kind, unsigned rank, const void* address,
                   const cuuint64_t* dims, const cuuint64_t* pitches, const cuuint32_t* box,
@@ -37,7 +44,7 @@ CUresult encode(const wire::SluiceEncodeTensorMap& request, CUtensorMap* map) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (!map || reinterpret_cast<uint64_t>(map) % 64 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!map) return CUDA_ERROR_INVALID_VALUE;
   const uint32_t context = d->context();
   const Question question{wire::kSluiceEncodeTensorMap, context, request};
   wire::SluiceEncodeTensorMapReply reply{};
@@ -51,7 +58,8 @@ CUresult encode(const wire::SluiceEncodeTensorMap& request, CUtensorMap* map) {
     if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
     s->answers.keep(AnswerCache::kForEver, question, reply, epoch);
   }
-  std::memcpy(map, &reply.map, sizeof reply.map);
+  static_assert(sizeof reply.map == sizeof *map);
+  write_map(map, &reply.map);
   return CUDA_SUCCESS;
 }
 
@@ -129,8 +137,7 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (!map || !address || reinterpret_cast<uint64_t>(map) % 64 != 0)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (!map || !address) return CUDA_ERROR_INVALID_VALUE;
   wire::SluiceTensorMapAddress r{};
   r.address = reinterpret_cast<unsigned long long>(address);
   std::byte changed[sizeof *map];
@@ -140,7 +147,7 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
                                  &got, nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
   if (got < sizeof changed) return CUDA_ERROR_UNKNOWN;
-  std::memcpy(map, changed, sizeof changed);
+  write_map(map, changed);
   return CUDA_SUCCESS;
 }
 

@@ -4,18 +4,31 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from . import __doc__ as about
-from .comparing import MOST_NAMED, compare
+from .comparing import MOST_NAMED, both, compare, whole_files
+from .details import logged, write_cases, write_said
 from .entries import ENTRIES
-from .entry import Entry
-from .packages import MIB, PackageError, lock, place_of, prepare, unpack
+from .entry import Entry, Place, Programs, Suite
+from .packages import (
+    MIB,
+    PIECE_BYTES,
+    PackageError,
+    lock,
+    other_suites,
+    place_of,
+    prepare,
+    unpack,
+    versions,
+)
 from .results import RAN, ROOT, Result, ResultError, keep, write
-from .running import Way, run_part
+from .running import FileRun, Way, run_part, size_of, worth_it
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
 
@@ -52,9 +65,16 @@ def prepare_entries(options: argparse.Namespace) -> int:
         if not entry.parts:
             print(f"{entry.name}: {entry.not_run}")
             continue
-        pieces = prepare(entry, options.python, options.repositories, options.pieces)
+        pieces = prepare(
+            entry,
+            options.python,
+            options.repositories,
+            options.pieces,
+            installed=options.also if options.installed else None,
+            piece_bytes=options.piece_mib * MIB,
+        )
         size = sum(piece.stat().st_size for piece in pieces) / MIB
-        print(f"{entry.name}: {size:.0f} MiB in {len(pieces)} pieces in {options.pieces}")
+        print(f"{entry.name}: {size:.1f} MiB in {len(pieces)} pieces in {options.pieces}")
     return 0
 
 
@@ -62,7 +82,13 @@ def unpack_entries(options: argparse.Namespace) -> int:
     """On the machine with a GPU."""
     for entry in chosen(options.names or [p.stem for p in options.pieces.glob("*.json")]):
         place = unpack(entry, options.pieces, options.torch_python, options.into)
-        print(f"{entry.name}: {place.python}")
+        found = versions(place, entry.versions)
+        said = ", ".join(f"{name} {version}" for name, version in found.items())
+        print(f"{entry.name}: {place.python}: {said or 'no package named'}")
+        for name, version in other_suites(entry, place).items():
+            print(
+                f"  the suite is that of {name} {version}, {found.get(name, 'none')} is installed"
+            )
     return 0
 
 
@@ -76,10 +102,20 @@ def software_native(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(library)}
 
 
+def our_commands(folder: Path) -> Path:
+    """A folder with the nvidia-smi that a guest has: programs ask it for the GPU's name."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    command = place / "nvidia-smi"
+    python, ours = shlex.quote(sys.executable), shlex.quote(str(ROOT / "python"))
+    script = f"PYTHONPATH={ours} exec {python} -m sluice.guest_runtime smi"
+    command.write_text(f'#!/bin/sh\n{script} "$@"\n')
+    command.chmod(0o755)
+    return place
+
+
 def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> list[Result]:
     """Every part natively and then through Sluice, and what is different."""
-    from measurements import Run
-
     place = place_of(entry, options.into)
     results = []
     for part in entry.parts:
@@ -88,52 +124,72 @@ def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> lis
         ran = {}
         for way in ways:
             way.seconds = 0.0
-            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only)
-        run = Run(f"python -m applications run {entry.name}", gpu=not options.softgpu)
+            among = worth_it(ran["native"]) if way.ours and not options.all else None
+            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only, among)
         for way in ways[1:]:
-            found = compare(ran["native"], ran[way.name])
-            different = dict(sorted(found.different.items()))
-            print(
-                f"{entry.name}, {part.name}, {way.name}: {found.same} of {found.compared} as "
-                f"natively; natively {found.skipped} skipped, {found.failed} failed"
-            )
-            for name, said in different.items():
-                print(f"  {name}\n      {said}")
-            if found.compared == 0:
-                for name, case in list(ran["native"].items())[:5]:
-                    print(f"  natively: {name}: {case.outcome}: {case.reason}")
-            named = dict(list(different.items())[:MOST_NAMED])
-            results.append(
-                Result(
-                    entry=entry.name,
-                    part=part.name,
-                    channel=way.name,
-                    native_of=f"{'the software GPU' if options.softgpu else 'NVIDIA'}'s driver",
-                    same=found.same,
-                    different=named,
-                    more_different=len(different) - len(named),
-                    skipped=found.skipped,
-                    failed=found.failed,
-                    native_seconds=round(ways[0].seconds, 1),
-                    seconds=round(way.seconds, 1),
-                    machine=run.machine if not options.softgpu else f"software GPU, {run.machine}",
-                    software=run.software | versions(entry, place.packages),
-                    date=time.strftime("%Y-%m-%d"),
-                    commit=run.commit or "unknown",
-                    command=run.command + (" --softgpu" if options.softgpu else ""),
-                )
-            )
+            results.append(judged(entry, part, place, options, (ways[0], way), ran))
+            name = f"{entry.name}.{part.name}.{way.name}"
+            write_cases(options.results.parent / "details", name, ran["native"], ran[way.name])
     return results
 
 
-def versions(entry: Entry, packages: Path) -> dict[str, str]:
-    """Of the packages that the entry names, as they are installed."""
-    found = {}
-    for name in entry.versions:
-        stem = name.replace("-", "_")
-        for folder in packages.glob(f"{stem}-*.dist-info"):
-            found[name] = folder.name.removeprefix(f"{stem}-").removesuffix(".dist-info")
-    return found
+def command_of(entry: Entry, options: argparse.Namespace) -> str:
+    """What was called, as it can be called again."""
+    said = f"python -m applications run {entry.name}"
+    said += f" --jobs {options.jobs}" if options.jobs > 1 else ""
+    said += f" --budget {options.budget:g}" if options.budget else ""
+    return said + (" --softgpu" if options.softgpu else "")
+
+
+def judged(
+    entry: Entry,
+    part: Suite | Programs,
+    place: Place,
+    options: argparse.Namespace,
+    ways: tuple[Way, Way],
+    ran: dict[str, dict[str, FileRun]],
+) -> Result:
+    """A part over one channel beside what it did natively; says what is different."""
+    from measurements import Run
+
+    native, way = ways
+    found = compare(*both(ran["native"], ran[way.name]))
+    whole, of = whole_files(ran["native"], ran[way.name]), size_of(part, place)
+    different = dict(sorted(found.different.items()))
+    print(
+        f"{entry.name}, {part.name}, {way.name}: {found.same} of {found.compared} as natively; "
+        f"natively {found.skipped} skipped, {found.failed} failed; {whole} of {of} files to their "
+        f"end; {native.seconds:.0f} s natively, {way.seconds:.0f} s here"
+    )
+    for name, why in different.items():
+        print(f"  {name}\n      {why}")
+    if found.compared == 0:
+        cases = {n: c for run in ran["native"].values() for n, c in run.cases.items()}
+        for name, case in list(cases.items())[:5]:
+            print(f"  natively: {name}: {case.outcome}: {case.reason}")
+    named = dict(list(different.items())[:MOST_NAMED])
+    run = Run(command_of(entry, options), gpu=not options.softgpu)
+    suites = {f"suite of {n}": v for n, v in other_suites(entry, place).items()}
+    return Result(
+        entry=entry.name,
+        part=part.name,
+        channel=way.name,
+        native_of=f"{'the software GPU' if options.softgpu else 'NVIDIA'}'s driver",
+        same=found.same,
+        different=named,
+        more_different=len(different) - len(named),
+        skipped=found.skipped,
+        failed=found.failed,
+        files=whole,
+        of_files=of,
+        native_seconds=round(native.seconds, 1),
+        seconds=round(way.seconds, 1),
+        machine=f"software GPU, {run.machine}" if options.softgpu else run.machine,
+        software=run.software | versions(place, entry.versions) | suites,
+        date=time.strftime("%Y-%m-%d"),
+        commit=run.commit or "unknown",
+        command=run.command,
+    )
 
 
 def run_entries(options: argparse.Namespace) -> int:
@@ -154,21 +210,33 @@ def run_entries(options: argparse.Namespace) -> int:
             folder,
             memory_mib=min(most, 1024) if options.softgpu else most,
             uid=None if options.softgpu else 65534,
-            options=["--sandbox", "off"] if options.softgpu else [],
+            options=[
+                *(["--sandbox", "off"] if options.softgpu else []),
+                *("--prestart", str(options.jobs)),
+            ],
             http_port=free_port(),
         )
         native = software_native(folder) if options.softgpu else {}
-        ways = [Way("native", native, ours=False)]
+        ways = [Way("native", native, ours=False, budget=options.budget)]
         for channel in options.channels:
-            ways.append(Way(channel, dict(server.environments[channel]), ours=True))
-            ways[-1].environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
-            ways[-1].environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
+            # Twice the time: nothing that ran natively is to be missed for want of it.
+            environment = dict(server.environments[channel])
+            ways.append(Way(channel, environment, ours=True, budget=2 * options.budget))
+            environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
+            environment.pop("SLUICE_STATS")  # among errors they would stand before the reasons
+            environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
+            environment["PATH"] = f"{our_commands(folder)}:{os.environ.get('PATH', '')}"
+        for way in ways:  # what is compiled and kept is each way's own
+            home = folder / f"home-{way.name}"
+            home.mkdir()
+            way.environment["HOME"] = str(home)
         try:
             for entry in chosen(options.names):
                 if not entry.parts:
                     print(f"{entry.name}: not run: {entry.not_run}")
                     continue
                 results = run_entry(entry, options, ways)
+                write_said(options.results.parent / "details", entry.name, logged(folder))
                 if not options.only:
                     write(options.results, results)
                 failed += sum(result.compared - result.same for result in results)
@@ -204,6 +272,13 @@ def main() -> int:
     preparer.add_argument("--python", default="3.12", help="of the other machine")
     preparer.add_argument("--repositories", type=Path, default=ROOT / "build" / "repositories")
     preparer.add_argument("--pieces", type=Path, default=PIECES)
+    preparer.add_argument("--piece-mib", type=int, default=PIECE_BYTES // MIB, help="at most")
+    preparer.add_argument(
+        "--installed",
+        action="store_true",
+        help="the other machine has the packages: only sources travel, compiled there",
+    )
+    preparer.add_argument("--also", nargs="*", default=[], help="packages that it has not")
     locker = command("lock", lock_entries, "write the hashes of lists whose versions changed")
     locker.add_argument("--python", nargs="*", default=["3.12"])
     unpacker = command("unpack", unpack_entries, "install what was packed")
@@ -219,8 +294,15 @@ def main() -> int:
     runner.add_argument("--into", type=Path, default=INTO)
     runner.add_argument("--channels", nargs="*", default=["shm"], choices=["shm", "tcp", "relay"])
     runner.add_argument("--jobs", type=int, default=1, help="processes at once")
+    runner.add_argument(
+        "--budget",
+        type=float,
+        default=0.0,
+        help="seconds that a part may take natively, and twice as many through Sluice; 0: no bound",
+    )
     runner.add_argument("--part", default="", help="this part of the entries alone")
     runner.add_argument("--only", default="", help="cases with this in their names; not kept")
+    runner.add_argument("--all", action="store_true", help="also what nothing passes of natively")
     runner.add_argument("--softgpu", action="store_true", help="on the software GPU")
     runner.add_argument("--results", type=Path, default=RAN)
     keeper = commands.add_parser("keep", help="results into docs/applications.jsonl")

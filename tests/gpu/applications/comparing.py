@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .running import Case
+from .running import Case, FileRun, worth_it
 
 #: Cases that differ and are kept by name; the rest are counted.
 MOST_NAMED = 40
@@ -51,3 +51,31 @@ def compare(native: Mapping[str, Case], ours: Mapping[str, Case]) -> Compared:
         else:
             found.same += 1
     return found
+
+
+def both(
+    native: Mapping[str, FileRun], ours: Mapping[str, FileRun]
+) -> tuple[dict[str, Case], dict[str, Case]]:
+    """The cases of two runs of a part, less what the time did not suffice for.
+
+    A file that was begun only natively is left out, unless nothing passed there, and of one that
+    was stopped through Sluice the tests that it had not come to.
+    """
+    here: dict[str, Case] = {}
+    there: dict[str, Case] = {}
+    for name, run in native.items():
+        other = ours.get(name)
+        if other is not None:
+            there |= other.cases
+            here |= {c: case for c, case in run.cases.items() if other.whole or c in other.cases}
+        elif name not in worth_it({name: run}):
+            here |= run.cases
+    return here, there
+
+
+def whole_files(native: Mapping[str, FileRun], ours: Mapping[str, FileRun]) -> int:
+    """How many files ran to their end both ways, or natively and nothing passed there."""
+    ended = {name for name, run in native.items() if run.whole}
+    return sum(
+        name not in worth_it(native) or (name in ours and ours[name].whole) for name in ended
+    )

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A test suite that no package holds: a folder of a Git repository at one commit.
+    """Sources that no package holds: folders of a Git repository at one commit.
 
     Whoever prepares the entry has the repository (`--repositories`, a folder with OWNER+NAME or
     NAME in it).
@@ -21,6 +21,7 @@ class Snapshot:
     repository: str  #: OWNER/NAME
     commit: str  #: a tag, or 40 digits
     folders: tuple[str, ...]  #: what is taken of it
+    of: str = ""  #: the package whose test suite this is, in the version that requirements/ pins
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Place:
     python: Path  #: with the entry's packages
     packages: Path  #: its site-packages
     sources: Path  #: its snapshots, each folder as it is in its repository
+    beside: tuple[Path, ...] = ()  #: site-packages of the interpreter beside which it is installed
 
     def package(self, *parts: str) -> Path:
-        """A path in the installed packages."""
-        return self.packages.joinpath(*parts)
+        """A path in the installed packages, its own before those beside it."""
+        found = (folder.joinpath(*parts) for folder in (self.packages, *self.beside))
+        return next((path for path in found if path.exists()), self.packages.joinpath(*parts))
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Suite:
     files: Callable[[Place], list[Path]]
     options: tuple[str, ...] = ()
     conftest: str = ""  #: of the sources, where it is not in a folder above the files
+    imports: tuple[str, ...] = ()  #: folders of the sources that its files import from
     left_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,9 +75,8 @@ class Entry:
     what: str  #: what of it is run, a clause
     parts: tuple[Suite | Programs, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
-    build: Callable[[Path, Path], None] | None = (
-        None  #: of (repositories, where to), what is compiled
-    )
+    #: What is compiled, of (its snapshots, where to): `prepare` does so, or `unpack` there.
+    build: Callable[[Path, Path], None] | None = None
     divert: bool = False  #: NVIDIA's runtime is linked into it (docs/guest.md)
     environment: dict[str, str] = field(default_factory=dict)
     versions: tuple[str, ...] = ()  #: packages whose versions its results name

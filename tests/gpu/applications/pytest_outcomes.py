@@ -2,13 +2,14 @@
 """A plugin of pytest: what became of each test, a line of JSON each, written as it happens.
 
 `-p pytest_outcomes` with SLUICE_OUTCOMES naming the file. A test that began and has no other line
-is one during which the process died.
+is one during which the process died; `at` says when it began (seconds, CLOCK_MONOTONIC).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ worst: dict[str, tuple[int, str, str]] = {}
 RANK = {"passed": 0, "skipped": 1, "failed": 2}
 
 
-def write(line: dict[str, str]) -> None:
+def write(line: dict[str, Any]) -> None:
     """Append, at once: the process may die in the next test."""
     with FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -26,7 +27,7 @@ def write(line: dict[str, str]) -> None:
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
     """The test begins."""
     del location
-    write({"case": nodeid, "outcome": "begun"})
+    write({"case": nodeid, "outcome": "begun", "at": time.monotonic()})
 
 
 def pytest_runtest_logreport(report: Any) -> None:

@@ -39,6 +39,8 @@ class Result:
     more_different: int  #: how many more there are
     skipped: int  #: cases that natively are skipped: not compared
     failed: int  #: cases that natively fail: not compared
+    files: int  #: files of the suite, or programs, that ran to their end both ways
+    of_files: int  #: how many there are
     native_seconds: float  #: of all processes, one after another or `jobs` at a time
     seconds: float
     machine: str  #: "1 NVIDIA H200, 16 cores"
@@ -59,12 +61,13 @@ class Result:
 
     def problems(self) -> list[str]:
         """What is wrong with it; nothing, if it is good."""
-        counts = (self.same, self.more_different, self.skipped, self.failed)
+        counts = (self.same, self.more_different, self.skipped, self.failed, self.files)
         checks = (
             (bool(self.entry and self.part and self.machine and self.command), "an empty text"),
             (self.channel in ("shm", "tcp", "relay"), f"channel {self.channel!r} is none"),
             (min(counts) >= 0, "a count below 0"),
             (bool(self.different) or not self.more_different, "more different than none"),
+            (self.files <= self.of_files, "more files than there are"),
             (bool(re.fullmatch(r"\d{4}-\d\d-\d\d", self.date)), "date is a day (YYYY-MM-DD)"),
         )
         return [said for good, said in checks if not good]

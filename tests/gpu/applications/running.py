@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,13 @@ from pathlib import Path
 from .entry import HERE, Entry, Place, Programs, Suite
 
 ROOT = HERE.parents[2]
-#: Tests that stay in a file when the process died in one of them.
+#: How often a file is run again without the test in which its process died.
 MOST_DEATHS = 20
+#: A test that runs for so long (seconds) when time is up has failed; a shorter one is not counted.
+STUCK_SECONDS = 60
+#: Variables with these beginnings are the programs' own, not of whoever runs this; but a toolkit.
+OWN = ("SLUICE_", "PYTHON", "CUDA_")
+TOOLKIT = ("CUDA_HOME", "CUDA_PATH")
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,14 @@ class Case:
     printed: str = ""  #: of a program
 
 
+@dataclass(frozen=True)
+class FileRun:
+    """A file of a suite, or a program, that was begun."""
+
+    cases: dict[str, Case]
+    whole: bool = True  #: it ran to its end; else the time was up
+
+
 @dataclass
 class Way:
     """How programs come to the GPU: natively, or through Sluice over one channel."""
@@ -41,6 +56,7 @@ class Way:
     environment: dict[str, str]
     ours: bool
     seconds: float = 0.0  #: that its processes took
+    budget: float = 0.0  #: seconds after which a part is stopped; 0: never
 
     def command(self, entry: Entry, words: Sequence[str]) -> list[str]:
         """The words as this way runs them."""
@@ -51,9 +67,7 @@ class Way:
 
     def variables(self, entry: Entry, more: dict[str, str]) -> dict[str, str]:
         """The environment of a process."""
-        kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "PYTHON", "CUDA_"))
-        }
+        kept = {k: v for k, v in os.environ.items() if k in TOOLKIT or not k.startswith(OWN)}
         if self.ours:
             kept["PYTHONPATH"] = str(ROOT / "python")
         kept |= {**entry.environment, **self.environment}
@@ -71,7 +85,7 @@ def last_words(errors: str) -> str:
 
 
 def process(
-    words: Sequence[str], environment: dict[str, str], folder: Path, seconds: int
+    words: Sequence[str], environment: dict[str, str], folder: Path, seconds: float
 ) -> tuple[int, str, str]:
     """One process with all that it starts: status (124: it took too long), output, errors."""
     with subprocess.Popen(
@@ -91,7 +105,7 @@ def process(
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             output, errors = child.communicate()
-            return 124, output, f"{errors}\ntook more than {seconds} s"
+            return 124, output, f"{errors}\ntook more than {seconds:.0f} s"
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -103,68 +117,87 @@ def ended(status: int, errors: str) -> str:
     return f"{how}: {last_words(errors)}"
 
 
-def read_outcomes(path: Path) -> tuple[dict[str, Case], str]:
-    """What the plugin wrote; and the test that was running when it ended."""
+def read_outcomes(path: Path) -> tuple[dict[str, Case], str, float]:
+    """What the plugin wrote; and the test that was running when it ended, and since when."""
     cases: dict[str, Case] = {}
-    running = ""
+    running, since = "", 0.0
     for line in path.read_text().splitlines() if path.exists() else ():
         said = json.loads(line)
         if said["outcome"] == "begun":
-            running = said["case"]
+            running, since = said["case"], said["at"]
             continue
         running = ""
         cases[said["case"]] = Case(said["outcome"], said.get("reason", ""))
-    return cases, running
+    return cases, running, since
 
 
-def run_file(
-    entry: Entry, suite: Suite, place: Place, way: Way, file: Path, only: str
-) -> dict[str, Case]:
-    """One file of tests, again without those during which its process died."""
-    cases: dict[str, Case] = {}
-    dead: list[str] = []
+def words_of(
+    suite: Suite, place: Place, file: Path, only: str, dead: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """pytest's command for a file without some tests, and where it imports plugins from."""
+    path = [str(HERE), *(str(place.sources / each) for each in suite.imports)]
+    words = [str(place.python), "-m", "pytest", "-q", "-p", "pytest_outcomes"]
+    words += ["-p", "no:cacheprovider", "--tb=line", "-W", "ignore", *suite.options]
+    words += [f"--deselect={one}" for one in dead]
+    if suite.conftest:
+        words += ["-p", "conftest"]
+        path.append(str((place.sources / suite.conftest).parent))
+    words += [f"--rootdir={base_of(file)}", "--import-mode=importlib", str(file)]
+    return [*words, *(["-k", only] if only else [])], path
+
+
+def base_of(file: Path) -> Path:
+    """The folder from which the tests of a file are named."""
     base = file.parent
     while (base / "__init__.py").exists() or (base.parent / "conftest.py").exists():
         base = base.parent
+    return base
+
+
+def run_file(
+    entry: Entry, suite: Suite, place: Place, way: Way, file: Path, only: str, until: float
+) -> FileRun:
+    """One file of tests, again without those during which its process died.
+
+    At `until` (CLOCK_MONOTONIC) it is stopped, and what has ended by then counts.
+    """
+    cases: dict[str, Case] = {}
+    dead: list[str] = []
+    whole = True
     while len(dead) <= MOST_DEATHS:
+        seconds = min(float(entry.seconds), until - time.monotonic())
+        if seconds <= 0:
+            whole = False
+            break
         with tempfile.TemporaryDirectory(prefix="outcomes-") as temporary:
             outcomes = Path(temporary) / "outcomes.jsonl"
-            path = [str(HERE)]
-            words = [str(place.python), "-m", "pytest", "-q", "-p", "pytest_outcomes"]
-            words += ["-p", "no:cacheprovider", "--tb=line", "-W", "ignore", *suite.options]
-            words += [f"--deselect={one}" for one in dead]
-            if suite.conftest:
-                words += ["-p", "conftest"]
-                path.append(str((place.sources / suite.conftest).parent))
-            words += [
-                f"--rootdir={base}",
-                "--import-mode=importlib",
-                str(file),
-                *(["-k", only] if only else []),
-            ]
+            words, path = words_of(suite, place, file, only, dead)
+            more = {"SLUICE_OUTCOMES": str(outcomes), "PYTHONPATH": os.pathsep.join(path)}
             status, output, errors = process(
                 way.command(entry, words),
-                way.variables(
-                    entry,
-                    {"SLUICE_OUTCOMES": str(outcomes), "PYTHONPATH": os.pathsep.join(path)},
-                ),
+                way.variables(entry, more),
                 Path(temporary),  # the folder is first in what Python imports from
-                entry.seconds,
+                seconds,
             )
-            found, running = read_outcomes(outcomes)
+            ended_at = time.monotonic()
+            found, running, since = read_outcomes(outcomes)
         cases |= found
-        if running:
+        whole = status != 124 or ended_at < until
+        if running and (whole or ended_at - since > STUCK_SECONDS):
             cases[running] = Case("failed", ended(status, errors))
             dead.append(running)
-            continue
-        if status not in (0, 1, 5) and not found:
-            cases[str(file.relative_to(base))] = Case("failed", ended(status, errors + output))
+            if whole:
+                continue
+        if whole and status not in (0, 1, 5) and not found:
+            name = str(file.relative_to(base_of(file)))
+            cases[name] = Case("failed", ended(status, errors + output))
         break
     counted = {name: case for name, case in cases.items() if not left_out(suite, name)}
     ends = Counter(case.outcome for case in counted.values())
     said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(ends.items()))
-    print(f"  {way.name}: {file.name}: {said}", file=sys.stderr, flush=True)
-    return counted
+    stopped = "" if whole else ", stopped"
+    print(f"  {way.name}: {file.name}: {said}{stopped}", file=sys.stderr, flush=True)
+    return FileRun(counted, whole)
 
 
 def left_out(suite: Suite, case: str) -> str:
@@ -172,11 +205,12 @@ def left_out(suite: Suite, case: str) -> str:
     return next((why for part, why in suite.left_out.items() if part in case), "")
 
 
-def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str]) -> Case:
-    """One program."""
+def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str], until: float) -> Case:
+    """One program, which has a minute at least."""
+    seconds = min(float(entry.seconds), max(STUCK_SECONDS, until - time.monotonic()))
     with tempfile.TemporaryDirectory(prefix="application-") as folder:
         status, output, errors = process(
-            way.command(entry, words), way.variables(entry, {}), Path(folder), entry.seconds
+            way.command(entry, words), way.variables(entry, {}), Path(folder), seconds
         )
     if status:
         return Case("failed", ended(status, errors))
@@ -184,23 +218,58 @@ def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str]) -> C
     return Case("passed", printed="\n".join(lines))
 
 
+def spread(files: Iterable[Path]) -> list[Path]:
+    """Files in an order that is the same every time and in which neighbours are of no one kind."""
+    return sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+
+
+def worth_it(native: Mapping[str, FileRun]) -> set[str]:
+    """The files with something to compare: they were begun natively, and something passed."""
+    passed = (n for n, r in native.items() if any(c.outcome == "passed" for c in r.cases.values()))
+    return set(passed)
+
+
 def run_part(
-    entry: Entry, part: Suite | Programs, place: Place, way: Way, jobs: int, only: str
-) -> dict[str, Case]:
-    """All cases of a part, and into `way` how long they took."""
+    entry: Entry,
+    part: Suite | Programs,
+    place: Place,
+    way: Way,
+    jobs: int,
+    only: str,
+    among: set[str] | None = None,
+) -> dict[str, FileRun]:
+    """What ran of a part, file by file, and into `way` how long it took.
+
+    Once the way's budget is spent nothing more is begun, and suites are stopped. `among`: no other
+    files than these.
+    """
     begun = time.monotonic()
-    cases: dict[str, Case] = {}
+    until = begun + way.budget if way.budget else math.inf
+
+    def one_file(file: Path) -> FileRun | None:
+        if time.monotonic() >= until:
+            return None
+        return run_file(entry, part, place, way, file, only, until)  # type: ignore[arg-type]
+
+    def one_program(name: str) -> FileRun | None:
+        if time.monotonic() >= until:
+            return None
+        return FileRun({name: run_program(entry, place, way, commands[name], until)})
+
     with ThreadPoolExecutor(jobs) as pool:
         if isinstance(part, Suite):
             files = part.files(place)
-            runs: Iterator[dict[str, Case]] = pool.map(
-                lambda file: run_file(entry, part, place, way, file, only), files
-            )
-            for found in runs:
-                cases |= found
+            files = spread(files) if way.budget else files
+            files = [file for file in files if among is None or str(file) in among]
+            found = dict(zip(map(str, files), pool.map(one_file, files), strict=True))
         else:
             commands = {n: w for n, w in part.commands(place).items() if only in n}
-            ran = pool.map(lambda words: run_program(entry, place, way, words), commands.values())
-            cases = dict(zip(commands, ran, strict=True))
+            commands = {n: w for n, w in commands.items() if among is None or n in among}
+            found = dict(zip(commands, pool.map(one_program, commands), strict=True))
     way.seconds += time.monotonic() - begun
-    return cases
+    return {name: run for name, run in found.items() if run is not None}
+
+
+def size_of(part: Suite | Programs, place: Place) -> int:
+    """How many files, or programs, the part has."""
+    return len(part.files(place) if isinstance(part, Suite) else part.commands(place))

@@ -51,6 +51,16 @@ TEST(ProcAddress, EveryRowIsFoundAtItsVersion) {
   }
 }
 
+TEST(ProcAddress, WhatGraphicsHeadersDeclareIsThereAndNotSupported) {
+  const Answer a = ask("cuGraphicsGLRegisterImage", 13000);
+  ASSERT_EQ(a.result, CUDA_SUCCESS);
+  EXPECT_EQ(reinterpret_cast<int (*)()>(a.function)(), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(ask("cuGLCtxCreate", 2000).result, CUDA_SUCCESS);
+  EXPECT_NE(ask("cuGLCtxCreate", 2000).function, ask("cuGLCtxCreate", 3020).function);
+  EXPECT_EQ(ask("cuEGLStreamConsumerConnect", 6050).status,
+            CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+}
+
 TEST(ProcAddress, EveryNameIsUnknownBeforeItsFirstVersion) {
   for (size_t i = 0; i < std::size(kRows); ++i) {
     const Row& r = kRows[i];

@@ -305,5 +305,21 @@ TEST_F(Questions, ATensorMapGetsAnotherAddress) {
   EXPECT_EQ(cuTensorMapReplaceAddress(nullptr, address), CUDA_ERROR_INVALID_VALUE);
 }
 
+// As in an object of Python's.
+TEST_F(Questions, ATensorMapMayLieAnywhere) {
+  alignas(CUtensorMap) std::byte room[2 * sizeof(CUtensorMap)]{};
+  std::byte* const at = room + 16;
+  ScopedAnswer a(SLUICE_ON(cuTensorMapReplaceAddress), [&](CUtensorMap* m, void*) {
+    std::memset(m, 4, sizeof *m);
+    return CUDA_SUCCESS;
+  });
+  ASSERT_EQ(cuTensorMapReplaceAddress(reinterpret_cast<CUtensorMap*>(at),
+                                      reinterpret_cast<void*>(world().memory)),
+            CUDA_SUCCESS);
+  EXPECT_EQ(at[0], std::byte{4});
+  EXPECT_EQ(at[sizeof(CUtensorMap) - 1], std::byte{4});
+  EXPECT_EQ(at[sizeof(CUtensorMap)], std::byte{0});
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -211,6 +211,27 @@ TEST_F(Pools, ALimitBelowASlabIsOneSlab) {
   EXPECT_EQ(cuMemPoolDestroy(small), CUDA_SUCCESS);
 }
 
+TEST_F(Pools, NothingIsGivenToWhoAsksForNothing) {
+  CUdeviceptr p = 1;
+  EXPECT_EQ(cuMemAllocAsync(&p, 0, a), CUDA_SUCCESS);
+  EXPECT_EQ(p, 0u);
+  EXPECT_EQ(cuMemFreeAsync(p, a), CUDA_SUCCESS);
+  p = 1;
+  EXPECT_EQ(cuMemAllocFromPoolAsync(&p, 0, pool, a), CUDA_SUCCESS);
+  EXPECT_EQ(p, 0u);
+  ASSERT_EQ(cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  p = 1;
+  EXPECT_EQ(cuMemAllocAsync(&p, 0, a), CUDA_SUCCESS);
+  EXPECT_EQ(p, 0u);
+  EXPECT_EQ(cuMemFreeAsync(p, a), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  ASSERT_EQ(cuStreamEndCapture(a, &graph), CUDA_SUCCESS);
+  size_t nodes = 1;
+  EXPECT_EQ(cuGraphGetNodes(graph, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 0u) << "there is nothing to allocate or free";
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
 TEST_F(Pools, WhatCudaRefuses) {
   CUmemPoolProps props{};
   CUmemoryPool made = nullptr;
@@ -222,7 +243,7 @@ TEST_F(Pools, WhatCudaRefuses) {
   props.handleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   EXPECT_EQ(cuMemPoolCreate(&made, &props), CUDA_ERROR_NOT_SUPPORTED);
   CUdeviceptr p = 0;
-  EXPECT_EQ(cuMemAllocAsync(&p, 0, a), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAllocAsync(nullptr, 0, a), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAllocAsync(nullptr, 8, a), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAllocFromPoolAsync(&p, 8, nullptr, a), CUDA_ERROR_INVALID_VALUE);
   for (uint64_t wrong : wrong_handles())

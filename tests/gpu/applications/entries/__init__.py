@@ -10,11 +10,14 @@ from . import (
     cuda_samples,
     cupy_13x,
     jax_cuda13,
+    llama_cpp,
     numba_cuda,
+    onnxruntime,
     others,
     torch_cuda12,
     torch_cuda13,
     triton_tutorials,
+    xgboost,
 )
 
 ENTRIES: dict[str, Entry] = {
@@ -29,6 +32,9 @@ ENTRIES: dict[str, Entry] = {
         jax_cuda13.ENTRY,
         triton_tutorials.ENTRY,
         cuda_samples.ENTRY,
+        onnxruntime.ENTRY,
+        xgboost.ENTRY,
+        llama_cpp.ENTRY,
         *others.ENTRIES,
     )
 }

@@ -31,7 +31,7 @@ ENTRY = Entry(
             left_out={"test_profile.py": "starts and stops a profiler of the process's own"},
         ),
     ),
-    snapshots=(Snapshot("cupy/cupy", "v14.2.0", ("tests", "pyproject.toml")),),
+    snapshots=(Snapshot("cupy/cupy", "v14.2.0", ("tests", "pyproject.toml"), of="cupy-cuda13x"),),
     divert=True,
     versions=("cupy-cuda13x", "numpy"),
     seconds=1800,

@@ -28,7 +28,7 @@ ENTRY = Entry(
             left_out={"test_profiler.py": "starts and stops a profiler of the process's own"},
         ),
     ),
-    snapshots=(Snapshot("NVIDIA/numba-cuda", "v0.30.4", ("testing",)),),
+    snapshots=(Snapshot("NVIDIA/numba-cuda", "v0.30.4", ("testing",), of="numba-cuda"),),
     divert=True,  # cuda-bindings calls the runtime for it
     versions=("numba", "numba-cuda", "cuda-core", "cuda-bindings"),
 )

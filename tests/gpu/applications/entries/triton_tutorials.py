@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from ..entry import HERE, Entry, Place, Programs, Snapshot
 
+COMMIT = "004d7f5f58c2299a714e20c214893d4907dc8509"
+"""Where release 3.6 was branched off; its tutorials are those of v3.6.0."""
+LIBDEVICE = "third_party/nvidia/backend/lib/libdevice.10.bc"
 NAMES = (
     *("01-vector-add", "02-fused-softmax", "03-matrix-multiplication", "04-low-memory-dropout"),
     *("05-layer-norm", "06-fused-attention", "07-extern-functions", "08-grouped-gemm"),
@@ -23,7 +26,7 @@ ENTRY = Entry(
     title="Triton 3.6, its tutorials",
     what="the tutorials' own checks",
     parts=(Programs("tutorials", commands),),
-    snapshots=(Snapshot("triton-lang/triton", "v3.6.0", ("python/tutorials",)),),
+    snapshots=(Snapshot("triton-lang/triton", COMMIT, ("python/tutorials", LIBDEVICE)),),
     versions=("torch", "triton"),
     gibibytes=0.1,
 )

@@ -2,11 +2,13 @@
 """Runs one of cuda-samples in its folder and prints what it says of its success, without numbers.
 
 `python sample.py PROGRAM`. By the rules of tests/gpu/run_samples.py: lines with a verdict are what
-two runs have in common; status 2 is that of a sample which the machine cannot run.
+two runs have in common; status 2 is that of a sample which the machine cannot run. Libraries of
+the toolkit (CUDA_HOME) are found where nothing stands before them.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +21,13 @@ from run_samples import NUMBER, VERDICT
 def main() -> int:
     """Its status; 0 is the only good one."""
     program = Path(sys.argv[1])
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    folders = [os.environ.get("LD_LIBRARY_PATH"), toolkit / "lib64", toolkit / "lib"]
+    paths = ":".join(str(folder) for folder in folders if folder)
     done = subprocess.run(
         [program],
         cwd=program.parent,
+        env={**os.environ, "LD_LIBRARY_PATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime for CUDA 13: small models, none of which may run on the CPU."""
+
+from __future__ import annotations
+
+from ..entry import HERE, Entry, Place, Programs
+
+NAMES = (*("perceptron", "convolutions", "attention", "recurrent", "sorting", "halves", "graphs"),)
+
+
+def commands(place: Place) -> dict[str, list[str]]:
+    """Each part of programs/onnx_parts.py."""
+    program = str(HERE / "programs" / "onnx_parts.py")
+    return {name: [str(place.python), program, name] for name in NAMES}
+
+
+ENTRY = Entry(
+    name="onnxruntime",
+    title="ONNX Runtime GPU (CUDA 13)",
+    what="small models on the CUDA provider alone; the same digits",
+    parts=(Programs("programs", commands),),
+    versions=("onnxruntime-gpu", "onnx", "numpy"),
+    gibibytes=0.2,
+)
