@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from control_plane import PYTHON_PATH, ControlPlane
 from faulty_driver import make_faulty_driver
 from scrapes import Scrape
 
+from tests.kubernetes.waits import wait_for
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import NODE, KubernetesRig
 
@@ -182,6 +183,7 @@ publish_seconds = 2
 server_run_dir = {self.folder}/run
 bundle = {self.bundle}
 cdi_dir = {self.rig.cdi}
+kubelet_dir = {self.rig.kubelet}
 """
         )
 
@@ -237,7 +239,7 @@ cdi_dir = {self.rig.cdi}
     def wait_for_slices(self) -> None:
         """Until what is reserved is published, and the kubelet has the plugin."""
         wait_for(lambda: any(s.get("devices") for s in self.slices()), 120, self.state)
-        registered = Path("/var/lib/kubelet/plugins_registry") / f"{DRIVER}-reg.sock"
+        registered = self.rig.kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
         wait_for(registered.exists, 120, self.state)
 
     def apply(self, *objects: Mapping[str, Any]) -> None:

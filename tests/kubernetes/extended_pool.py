@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 import yaml
-from control_plane import wait_for
 from free_ports import free_port
 
 from tests.kubernetes.cluster_pool import ClusterPool, container
+from tests.kubernetes.waits import wait_for
 from tests.rigs.kubernetes.rig import CHECKOUT, NODE
 
 MANIFESTS = CHECKOUT / "kubernetes" / "manifests"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
@@ -15,6 +14,7 @@ from tests.kubernetes.cluster_pool import (
     pod,
     template,
 )
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import job, names_of_job, rights_of
 
 pytestmark = pytest.mark.kubernetes

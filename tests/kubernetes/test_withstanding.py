@@ -7,10 +7,10 @@ import json
 import signal
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
 from tests.kubernetes.orders import every_order
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import (
     HOLDS,
     LEAVES,
@@ -194,4 +194,5 @@ def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) ->
         theirs_ended = [each for each in ended if each["project"] == "kubernetes.blue"]
         assert all(each["id"] != grant["id"] for each in theirs_ended)
     finally:
-        cluster.rig.kubectl("delete", "namespace", "blue", "--timeout=120s")
+        kinds = "pod,resourceclaimtemplate"
+        cluster.rig.kubectl("-n", "blue", "delete", kinds, "--all", "--timeout=120s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads objects and logs of the rig's API server over one connection.
+"""Reads objects, logs and rights of the rig's API server over one connection.
 
 Used by rig.py: tests look at the same objects again and again until something has come of them, and
 a kubectl for each look would keep one of two cores busy.
@@ -8,7 +8,7 @@ a kubectl for each look would keep one of two cores busy.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -52,7 +52,19 @@ class Reader:
     def log(self, pod: str, container: str) -> str:
         """What a container has said up to now; raises NotRead."""
         path = f"/api/v1/namespaces/default/pods/{pod}/log"
-        return self._answer(path, {"container": container}).text
+        return self._answer("GET", path, params={"container": container}).text
+
+    def may(self, account: str, attributes: Mapping[str, str]) -> bool:
+        """Whether a service account (NAMESPACE:NAME) has a right everywhere; raises NotRead."""
+        namespace = account.partition(":")[0]
+        user = f"system:serviceaccount:{account}"
+        accounts = "system:serviceaccounts"
+        groups = [accounts, f"{accounts}:{namespace}", "system:authenticated"]
+        kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+        spec = {"user": user, "groups": groups, "resourceAttributes": dict(attributes)}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        said = self._answer("POST", path, json={**kind, "spec": spec}).json()
+        return bool(said["status"]["allowed"])
 
     def _of(self, kind: str, name: str, namespace: str, query: dict[str, str]) -> httpx.Response:
         singular = kind.removesuffix("s")
@@ -62,14 +74,14 @@ class Reader:
             path = f"{NAMESPACED[singular]}/namespaces/{namespace}/{singular}s"
         else:
             raise NotRead(f"{kind} is not known here: add where its API is")
-        return self._answer(f"{path}/{name}" if name else path, query)
+        return self._answer("GET", f"{path}/{name}" if name else path, params=query)
 
-    def _answer(self, path: str, query: dict[str, str]) -> httpx.Response:
+    def _answer(self, method: str, path: str, **sent: Any) -> httpx.Response:
         try:
-            answer = self._client.get(path, params=query)
+            answer = self._client.request(method, path, **sent)
         except httpx.HTTPError as error:
             raise NotRead(f"{path}: {error!r}") from None
-        if answer.status_code != 200:
+        if answer.status_code not in (200, 201):
             raise NotRead(f"{path}: {answer.status_code} {answer.text[:300]}")
         return answer
 
