@@ -72,7 +72,8 @@ class ClusterPool:
         files.update(libraries_of(*(programs / name for name in names), *ours))
         files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
         files.update({f"bin/{tool}": "busybox" for tool in ("sleep", "cat", "env", "ls", "true")})
-        rig.load_image(CUDA_IMAGE, files)
+        # none of them heeds SIGTERM: what comes a second after it comes at once
+        rig.load_image(CUDA_IMAGE, files, stop_signal="SIGKILL")
 
     # life
 
@@ -252,6 +253,11 @@ kubelet_dir = {self.rig.kubelet}
         with contextlib.suppress(Exception):
             return str(self.rig.get("-n", namespace, "pod", pod)["status"].get("phase", ""))
         return ""
+
+    def events(self, pod: str) -> str:
+        """What is said of a pod by anybody, a line each."""
+        words = ("events", "--field-selector", f"involvedObject.name={pod}")
+        return "\n".join(each["message"] for each in self.rig.get(*words)["items"])
 
     def reasons(self, pod: str) -> list[str]:
         """What Sluice's own events say of why a pod waits."""

@@ -45,7 +45,7 @@ def test_every_part_restarts_in_every_order_while_pods_come_and_work(cluster: Cl
     still_works(cluster, "works")
     for part in ("sluice-server", "controller", "kube-apiserver", "kube-scheduler"):
         restart(cluster, part)
-        wait_for(lambda: cluster.rig.try_kubectl("get", "--raw", "/readyz"), 120, cluster.state)
+        wait_for(cluster.rig.is_ready, 120, cluster.state)
         still_works(cluster, "works")
     for name in comes:
         assert "wrong 0" in cluster.finished(name)

@@ -43,11 +43,14 @@ def libraries_of(*programs: Path) -> dict[str, Path]:
 
 
 def write_images(
-    target: Path, entrypoints: Mapping[str, str], files: Mapping[str, Path | str]
+    target: Path,
+    entrypoints: Mapping[str, str],
+    files: Mapping[str, Path | str],
+    stop_signal: str = "",
 ) -> None:
     """Images of the same files, by their names; an entrypoint that is "" is none.
 
-    `files` by place: a Path is copied, a text is where a link leads.
+    The signal is what asks a container to end ("": SIGTERM). `files` by place: a Path is copied, a text is where a link leads.
     """
     layer = _layer(files)
     of_layer = _described(LAYER, layer)
@@ -63,6 +66,8 @@ def write_images(
         settings: dict[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
         if entrypoint:
             settings["Entrypoint"] = [entrypoint]
+        if stop_signal:
+            settings["StopSignal"] = stop_signal
         rootfs = {"type": "layers", "diff_ids": [of_layer["digest"]]}
         config = {**PLATFORM, "rootfs": rootfs, "config": settings}
         manifest = {

@@ -70,10 +70,5 @@ start kube-controller-manager kube-controller-manager --node-monitor-grace-perio
 # As docs/kubernetes.md has it for clusters without DRA.
 start kube-scheduler kube-scheduler --pod-max-in-unschedulable-pods-duration 15s --config "$RUN/scheduler.yaml" --bind-address 127.0.0.1 --secure-port "$SCHED_PORT" \
   --cert-dir "$RUN/sched" $gates
-# The kubelet ends itself while the API server does not know its node: it comes when both its peers answer.
-for _ in $(seq 600); do
-  [ -S "$RUN/containerd.sock" ] && kubectl get --raw /readyz >/dev/null 2>&1 && break
-  sleep 0.2
-done
 start kubelet kubelet --config "$RUN/kubelet.yaml" --kubeconfig "$RUN/kubelet.kubeconfig" --hostname-override "$NODE" --v 2
 wait

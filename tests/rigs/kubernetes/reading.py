@@ -16,6 +16,7 @@ import httpx
 NAMESPACED = {
     "pod": "/api/v1",
     "event": "/api/v1",
+    "serviceaccount": "/api/v1",
     "resourcequota": "/api/v1",
     "job": "/apis/batch/v1",
     "resourceclaim": "/apis/resource.k8s.io/v1",
@@ -53,6 +54,18 @@ class Reader:
         """What a container has said up to now; raises NotRead."""
         path = f"/api/v1/namespaces/default/pods/{pod}/log"
         return self._answer("GET", path, params={"container": container}).text
+
+    def is_ready(self) -> bool:
+        """Whether the API server says that it is."""
+        try:
+            return self._answer("GET", "/readyz").status_code == 200
+        except NotRead:
+            return False
+
+    def as_it_would_be(self, pod: Mapping[str, Any]) -> Any:
+        """A pod as the API server would store it; raises NotRead where it would refuse it."""
+        path = "/api/v1/namespaces/default/pods"
+        return self._answer("POST", path, params={"dryRun": "All"}, json=dict(pod)).json()
 
     def may(self, account: str, attributes: Mapping[str, str]) -> bool:
         """Whether a service account (NAMESPACE:NAME) has a right everywhere; raises NotRead."""

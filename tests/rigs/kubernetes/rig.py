@@ -113,6 +113,8 @@ class KubernetesRig:
         for folder in (self.log, self._pki, self.cdi, self.run / "images", self.run / "cni"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.kubelet / "device-plugins").mkdir(parents=True)
+        # it would end itself while the API server does not know its node
+        (self.run / "kubelet.stopped").touch()
         self._make_keys()
         self._reading = None
         self._configure(feature_gates)
@@ -130,13 +132,10 @@ class KubernetesRig:
         (self.run / "unshare.pid").write_text(str(process.pid))
         self.wait("containerd", lambda: self._ctr("version").returncode == 0)
         self._import_own_images()
-        self.wait("the API server", lambda: self.try_kubectl("get", "--raw", "/readyz"))
-        self.wait(
-            "the default service account",
-            lambda: self.try_kubectl("get", "serviceaccount", "default"),
-        )
-        ready = ("wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=1s")
-        self.wait("the node", lambda: self.try_kubectl(*ready))
+        self.wait("the API server", self.is_ready)
+        (self.run / "kubelet.stopped").unlink()
+        self.wait("the default service account", self._has_account)
+        self.wait("the node", self._node_is_ready)
 
     def down(self) -> None:
         """Ends everything, and removes what it left."""
@@ -184,6 +183,16 @@ class KubernetesRig:
         """Lets it start again."""
         (self.run / f"{component}.stopped").unlink()
 
+    def forget_devices(self) -> None:
+        """The kubelet begins anew and knows of no device plugin: else five minutes after its end.
+
+        Up to then it takes a resource for that plugin's, and starts no pod that has it by DRA.
+        """
+        self.stop("kubelet")
+        told = self.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
+        told.unlink(missing_ok=True)
+        self.go_on("kubelet")
+
     # use
 
     def try_kubectl(self, *words: str, stdin: str | None = None) -> bool:
@@ -204,6 +213,17 @@ class KubernetesRig:
         except NotRead as error:
             raise RigError(f"get {' '.join(words)}: {error}") from None
 
+    def is_ready(self) -> bool:
+        """Whether the API server says that it is."""
+        return self._reader().is_ready()
+
+    def as_it_would_be(self, pod: Mapping[str, Any]) -> Any:
+        """A pod as the API server would store it; raises RigError where it would refuse it."""
+        try:
+            return self._reader().as_it_would_be(pod)
+        except NotRead as error:
+            raise RigError(str(error)) from None
+
     def may(self, account: str, verb: str, resource: str, part: str = "", group: str = "") -> bool:
         """Whether a service account (NAMESPACE:NAME) has that right; raises RigError."""
         named = {"verb": verb, "resource": resource, "subresource": part, "group": group}
@@ -220,15 +240,25 @@ class KubernetesRig:
             return ""
 
     def load_image(
-        self, name: str, files: Mapping[str, Path | str], *, entrypoint: str = ""
+        self,
+        name: str,
+        files: Mapping[str, Path | str],
+        *,
+        entrypoint: str = "",
+        stop_signal: str = "",
     ) -> None:
         """Makes an image of files and hands it to containerd."""
-        self.load_images({name: entrypoint}, files)
+        self.load_images({name: entrypoint}, files, stop_signal)
 
-    def load_images(self, entrypoints: Mapping[str, str], files: Mapping[str, Path | str]) -> None:
-        """The same for several of the same files, by name; an entrypoint that is "" is none."""
+    def load_images(
+        self,
+        entrypoints: Mapping[str, str],
+        files: Mapping[str, Path | str],
+        stop_signal: str = "",
+    ) -> None:
+        """The same for several of the same files, by name; see write_images."""
         with tempfile.NamedTemporaryFile(dir=self.run / "images", suffix=".tar") as archive:
-            write_images(Path(archive.name), entrypoints, files)
+            write_images(Path(archive.name), entrypoints, files, stop_signal)
             loaded = self._ctr("-n", "k8s.io", "images", "import", archive.name)
         if loaded.returncode:
             raise RigError(f"image {', '.join(entrypoints)}: {loaded.stderr}")
@@ -246,6 +276,17 @@ class KubernetesRig:
             time.sleep(0.1)
 
     # within
+
+    def _has_account(self) -> bool:
+        with contextlib.suppress(RigError):
+            return bool(self.get("serviceaccount", "default"))
+        return False
+
+    def _node_is_ready(self) -> bool:
+        with contextlib.suppress(RigError):
+            said = self.get("node", NODE)["status"].get("conditions", ())
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in said)
+        return False
 
     def _reader(self) -> Reader:
         if self._reading is None:
