@@ -50,7 +50,8 @@ def write_images(
 ) -> None:
     """Images of the same files, by their names; an entrypoint that is "" is none.
 
-    The signal is what asks a container to end ("": SIGTERM). `files` by place: a Path is copied, a text is where a link leads.
+    `files` by place: a Path is copied, a text is where a link leads. The signal is what asks a
+    container to end ("": SIGTERM).
     """
     layer = _layer(files)
     of_layer = _described(LAYER, layer)
