@@ -46,6 +46,12 @@ def unused(cluster: ClusterPool, bundle: Path, service_image: None) -> Iterator[
         pytest.skip(f"{INSTALLED} is this machine's own")
     with nothing_told(cluster, bundle):
         yield cluster
+    cluster.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """Looked for when the parts are back, which may have been away when a pod of a page ended."""
 
 
 @pytest.fixture
