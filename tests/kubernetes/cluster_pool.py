@@ -113,9 +113,9 @@ class ClusterPool:
 
     def clear(self) -> None:
         """Removes what tests made in the cluster; nothing of it is left in the pool."""
-        kinds = "job,pod,resourceclaim,resourceclaimtemplate"
-        self.rig.kubectl("delete", kinds, "--all", "--grace-period=1", "--wait=false")
-        wait_for(lambda: not self.rig.get(kinds)["items"], 120, self.state)
+        kinds = ("job", "pod", "resourceclaim", "resourceclaimtemplate")
+        self.rig.delete_all(*kinds)
+        wait_for(lambda: not self.rig.get(",".join(kinds))["items"], 120, self.state)
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
@@ -245,8 +245,7 @@ kubelet_dir = {self.rig.kubelet}
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Makes objects, all at once."""
-        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.rig.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
+        self.rig.create(*objects)
 
     def phase(self, pod: str, namespace: str = "default") -> str:
         """Of a pod; "" where it is gone."""

@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.rigs.kubernetes.api import Api, NotDone
 from tests.rigs.kubernetes.image import write_images
-from tests.rigs.kubernetes.reading import NotRead, Reader
+from tests.rigs.kubernetes.keys import make_keys
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
@@ -82,7 +83,7 @@ class KubernetesRig:
         }
         self._cgroup = f"/sluicerig{number}"
         self._pki = run / "pki"
-        self._reading: Reader | None = None
+        self._known_api: Api | None = None
         self._settings = {
             **{name: str(port) for name, port in ports.items()},
             "RUN": str(run),
@@ -115,8 +116,9 @@ class KubernetesRig:
         (self.kubelet / "device-plugins").mkdir(parents=True)
         # it would end itself while the API server does not know its node
         (self.run / "kubelet.stopped").touch()
-        self._make_keys()
-        self._reading = None
+        make_keys(self._pki)
+        self._make_tokens()
+        self._known_api = None
         self._configure(feature_gates)
         with (self.log / "init.log").open("ab") as out, LOCK.open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # the rig's from now on, until it ends
@@ -209,34 +211,57 @@ class KubernetesRig:
     def get(self, *words: str) -> Any:
         """An object, or a list of them; raises RigError."""
         try:
-            return self._reader().get(*words)
-        except NotRead as error:
+            return self._api().get(*words)
+        except NotDone as error:
             raise RigError(f"get {' '.join(words)}: {error}") from None
 
     def is_ready(self) -> bool:
         """Whether the API server says that it is."""
-        return self._reader().is_ready()
+        return self._api().is_ready()
 
     def as_it_would_be(self, pod: Mapping[str, Any]) -> Any:
         """A pod as the API server would store it; raises RigError where it would refuse it."""
         try:
-            return self._reader().as_it_would_be(pod)
-        except NotRead as error:
+            return self._api().as_it_would_be(pod)
+        except NotDone as error:
+            raise RigError(str(error)) from None
+
+    def create(self, *objects: Mapping[str, Any]) -> None:
+        """Makes objects as `kubectl apply` does, without it where it can; raises RigError."""
+        left = []
+        for each in objects:
+            try:
+                if not self._api().create(each):
+                    left.append(each)
+            except NotDone as error:
+                if error.status:
+                    raise RigError(str(error)) from None
+                left.append(each)
+        if left:
+            listed = {"apiVersion": "v1", "kind": "List", "items": left}
+            self.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
+
+    def delete_all(self, *kinds: str) -> None:
+        """Of these in the default namespace, in a second, without a wait; raises RigError."""
+        try:
+            for kind in kinds:
+                self._api().delete_all(kind, grace_seconds=1)
+        except NotDone as error:
             raise RigError(str(error)) from None
 
     def may(self, account: str, verb: str, resource: str, part: str = "", group: str = "") -> bool:
         """Whether a service account (NAMESPACE:NAME) has that right; raises RigError."""
         named = {"verb": verb, "resource": resource, "subresource": part, "group": group}
         try:
-            return self._reader().may(account, named)
-        except NotRead as error:
+            return self._api().may(account, named)
+        except NotDone as error:
             raise RigError(f"may {account} {verb} {resource}: {error}") from None
 
     def log_of(self, pod: str, container: str) -> str:
         """What a container has said; "" where it has not begun, or nobody answers."""
         try:
-            return self._reader().log(pod, container)
-        except NotRead:
+            return self._api().log(pod, container)
+        except NotDone:
             return ""
 
     def load_image(
@@ -288,12 +313,12 @@ class KubernetesRig:
             return any(each["type"] == "Ready" and each["status"] == "True" for each in said)
         return False
 
-    def _reader(self) -> Reader:
-        if self._reading is None:
+    def _api(self) -> Api:
+        if self._known_api is None:
             [user] = json.loads(self.kubeconfig.read_text())["users"]
             url = f"https://127.0.0.1:{self.api_port}"
-            self._reading = Reader(url, str(self._pki / "ca.crt"), user["user"]["token"])
-        return self._reading
+            self._known_api = Api(url, str(self._pki / "ca.crt"), user["user"]["token"])
+        return self._known_api
 
     def _kubectl(
         self, words: tuple[str, ...], stdin: str | None
@@ -340,36 +365,7 @@ class KubernetesRig:
                         Path(folder).rmdir()
             time.sleep(0.2)
 
-    def _make_keys(self) -> None:
-        def openssl(*words: str) -> None:
-            subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=self._pki)
-
-        def key(name: str) -> None:
-            openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key")
-
-        def certificate(name: str, subject: str, extension: str) -> None:
-            key(name)
-            openssl("req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr")
-            (self._pki / f"{name}.ext").write_text(extension)
-            openssl(
-                *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key"),
-                *("-CAcreateserial", "-days", "30", "-extfile", f"{name}.ext"),
-                *("-out", f"{name}.crt"),
-            )
-
-        key("ca")
-        openssl(
-            *("req", "-x509", "-new", "-key", "ca.key", "-subj", "/CN=rig-ca", "-days", "30"),
-            *("-out", "ca.crt"),
-        )
-        names = "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc"
-        certificate("apiserver", "/CN=kube-apiserver", f"subjectAltName={names}")
-        certificate(
-            "kubelet-client",
-            "/O=system:masters/CN=kube-apiserver",
-            "extendedKeyUsage=clientAuth",
-        )
-        openssl("genrsa", "-out", "sa.key", "2048")
+    def _make_tokens(self) -> None:
         with (self._pki / "tokens.csv").open("w") as file:
             rows = csv.writer(file)
             for name, user, group in (
