@@ -31,11 +31,9 @@ def libraries_of(*programs: Path) -> dict[str, Path]:
 
     The loader is beside libc too, as in Debian: a loader hook looks for it there.
     """
-    found: dict[str, Path] = {}
-    for program in programs:
-        listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True)
-        for place in _LIBRARY.findall(listed.stdout):
-            found[place.lstrip("/")] = Path(place).resolve()
+    listed = subprocess.run(["ldd", *programs], check=True, capture_output=True, text=True)
+    places = _LIBRARY.findall(listed.stdout)
+    found = {place.lstrip("/"): Path(place).resolve() for place in places}
     for place in list(found):
         if Path(place).name == "libc.so.6":
             found[str(Path(place).with_name(LOADER))] = Path("/lib64", LOADER).resolve()

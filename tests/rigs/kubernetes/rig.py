@@ -227,16 +227,17 @@ class KubernetesRig:
             raise RigError(str(error)) from None
 
     def create(self, *objects: Mapping[str, Any]) -> None:
-        """Makes objects as `kubectl apply` does, without it where it can; raises RigError."""
-        left = []
-        for each in objects:
-            try:
-                if not self._api().create(each):
-                    left.append(each)
-            except NotDone as error:
-                if error.status:
-                    raise RigError(str(error)) from None
-                left.append(each)
+        """Makes objects in their order, as `kubectl apply` does; raises RigError.
+
+        From the first on that is of another kind, or there already, it is kubectl that makes them.
+        """
+        left = list(objects)
+        try:
+            while left and self._api().create(left[0]):
+                del left[0]
+        except NotDone as error:
+            if error.status:
+                raise RigError(str(error)) from None
         if left:
             listed = {"apiVersion": "v1", "kind": "List", "items": left}
             self.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
