@@ -67,7 +67,7 @@ class ExtendedPool:
         for part in PARTS:
             if part in self.cluster.parts:
                 self.cluster.stop_part(part)
-        self.rig.forget_devices()
+        self.rig.forget_devices(VGPU)
         self.rig.kubectl("delete", "-f", str(MANIFESTS / "extended-resources.yaml"))
         self.rig.kubectl("apply", "-f", str(MANIFESTS / "classes.yaml"))
         for part in ("node", "controller"):

@@ -145,4 +145,4 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
         rig.extend_scheduler()
         rig.kubectl("delete", "pod", "--all", "--timeout=120s")
         run("helm uninstall sluice --wait --timeout 120s", {})
-        rig.forget_devices()
+        rig.forget_devices("sluice.io/vgpu")

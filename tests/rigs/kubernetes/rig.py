@@ -185,14 +185,18 @@ class KubernetesRig:
         """Lets it start again."""
         (self.run / f"{component}.stopped").unlink()
 
-    def forget_devices(self) -> None:
-        """The kubelet begins anew and knows of no device plugin: else five minutes after its end.
+    def forget_devices(self, resource: str) -> None:
+        """Node and kubelet know of no device plugin for it: else five minutes after that has ended.
 
-        Up to then it takes a resource for that plugin's, and starts no pod that has it by DRA.
+        Up to then the kubelet takes a resource for the plugin's, and starts no pod that has it by
+        DRA.
         """
         self.stop("kubelet")
         told = self.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
         told.unlink(missing_ok=True)
+        none = {"status": {"capacity": {resource: None}, "allocatable": {resource: None}}}
+        words = ("node", NODE, "--subresource=status", "--type=merge", "-p", json.dumps(none))
+        self.kubectl("patch", *words)
         self.go_on("kubelet")
 
     # use
