@@ -40,12 +40,6 @@ class Service(Protocol):
     def kill(self) -> None: ...
 
 
-def preload(module: str) -> None:
-    """Has that imported, too, where nothing was forked off yet; else each does it for itself."""
-    if module not in PRELOADED:
-        PRELOADED.append(module)
-
-
 @functools.cache
 def forks() -> ForkServerContext:
     """What processes are forked off, one for all of this process's."""

@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any
 import httpx
 from control_plane import PYTHON_PATH, ControlPlane
 from faulty_driver import make_faulty_driver
-from forks import Service, preload, start_service
 from scrapes import Scrape
 
 from tests.kubernetes.waits import wait_for
@@ -40,7 +41,6 @@ class ClusterPool:
         self.rig = rig
         self.folder = Path(tempfile.mkdtemp(prefix="sluice-k8s-", dir="/tmp"))
         self.bundle = bundle
-        preload("sluice.kubernetes.__main__")
         self._nvml = self.folder / "nvml"
         self._nvml.touch()
         driver = self.folder / "driver"
@@ -60,7 +60,7 @@ class ClusterPool:
             suspend={"swap_mib": 64, "drain_seconds": 60},
             patience=10,
         )
-        self.parts: dict[str, Service] = {}
+        self.parts: dict[str, subprocess.Popen[bytes]] = {}
         self.whole: dict[str, Any] = {}
 
     @staticmethod
@@ -138,9 +138,13 @@ class ClusterPool:
         """A part of `sluice-kubernetes`."""
         out = self.folder / ("controller-part.out" if name == "controller" else f"{name}.out")
         configuration = self.folder / f"{name}-part.conf"
-        words = [name, "--config", str(configuration)]
-        environment = {**os.environ, "PYTHONPATH": str(PYTHON_PATH)}
-        self.parts[name] = start_service("kubernetes", words, out, environment)
+        with out.open("ab") as file:
+            self.parts[name] = subprocess.Popen(
+                [sys.executable, "-m", "sluice.kubernetes", name, "--config", str(configuration)],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+            )
 
     def stop_part(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Ends it as a container is ended, or at once."""
