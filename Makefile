@@ -10,6 +10,7 @@ JOBS ?= 2
 CTEST_JOBS ?= 3 # the longest of them waits for half a minute
 TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
+KUBERNETES_JOBS ?= 2 # the same, each with a Kubernetes of its own
 PYTEST_FLAGS ?= # .ci/run: a test that failed runs once more, and is named at the end; CTEST_FLAGS, too
 DEMO_JOBS ?= $(shell nproc)
 GPU_PYTHON ?= 3.12 # of the machine that gpu-host's archive is for
@@ -59,8 +60,8 @@ test-openstack: build/.openstack programs native guest-bundle ## instances with 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
 	$(PY) -m pytest $(PYTEST_FLAGS) -q -m guest_images tests/guest_images
 
-test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGPUs on a real Kubernetes of one node (built here from Go modules)
-	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m kubernetes tests/kubernetes
+test-kubernetes: build/.kubernetes programs native guest-bundle ## pods with vGPUs on real Kubernetes of one node each (built here from Go modules)
+	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -n $(KUBERNETES_JOBS) --dist loadfile -m kubernetes tests/kubernetes
 
 test-release: build/.host-roots native ## the host's deb and rpm in roots of Debian 12 and 13: `sluice init`, a CUDA program, upgrades; SLUICE_RELEASE for a release's own
 	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m releases tests/releases tests/compatibility

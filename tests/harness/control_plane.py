@@ -37,21 +37,27 @@ HARNESS = Path(__file__).resolve().parent
 
 
 def wait_for(
-    what: Callable[[], Any], seconds: float = 60.0, message: str | Callable[[], str] = ""
+    what: Callable[[], Any],
+    seconds: float = 60.0,
+    message: str | Callable[[], str] = "",
+    *,
+    longest_pause: float = 0.02,
 ) -> Any:
     """Returns what() once it is true; fails the test when that takes too long.
 
     The bound is for a machine that stands still at times: what is waited for is there at once.
-    A message that is to tell how things stand at the end is a function.
+    A message that is to tell how things stand at the end is a function. A longer pause is for what
+    costs others something to be asked: a tenth of what was waited for up to now, at most.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + seconds
     while True:
         if result := what():
             return result
         if time.monotonic() > deadline:
             said = message() if callable(message) else message
             pytest.fail(f"not within {seconds} s: {said or what}")
-        time.sleep(0.02)
+        time.sleep(min(longest_pause, max(0.02, (time.monotonic() - began) / 10)))
 
 
 def native_worker() -> Path | None:

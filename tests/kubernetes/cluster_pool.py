@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from control_plane import PYTHON_PATH, ControlPlane
 from faulty_driver import make_faulty_driver
 from scrapes import Scrape
 
+from tests.kubernetes.waits import wait_for
 from tests.rigs.kubernetes.image import libraries_of
 from tests.rigs.kubernetes.rig import NODE, KubernetesRig
 
@@ -71,7 +72,8 @@ class ClusterPool:
         files.update(libraries_of(*(programs / name for name in names), *ours))
         files.update({"bin/busybox": Path("/bin/busybox"), "bin/sh": "busybox"})
         files.update({f"bin/{tool}": "busybox" for tool in ("sleep", "cat", "env", "ls", "true")})
-        rig.load_image(CUDA_IMAGE, files)
+        # none of them heeds SIGTERM: what comes a second after it comes at once
+        rig.load_image(CUDA_IMAGE, files, stop_signal="SIGKILL")
 
     # life
 
@@ -111,9 +113,9 @@ class ClusterPool:
 
     def clear(self) -> None:
         """Removes what tests made in the cluster; nothing of it is left in the pool."""
-        kinds = "job,pod,resourceclaim,resourceclaimtemplate"
-        self.rig.kubectl("delete", kinds, "--all", "--grace-period=1", "--wait=false")
-        wait_for(lambda: not self.rig.get(kinds)["items"], 120, self.state)
+        kinds = ("job", "pod", "resourceclaim", "resourceclaimtemplate")
+        self.rig.delete_all(*kinds)
+        wait_for(lambda: not self.rig.get(",".join(kinds))["items"], 120, self.state)
         wait_for(lambda: not self.parts_of_reservation(), 120, self.state)
         wait_for(lambda: not self.plane.grants(), 120, self.state)
         wait_for(lambda: not self.plane.session_worker_pids(), 120, self.state)
@@ -182,6 +184,7 @@ publish_seconds = 2
 server_run_dir = {self.folder}/run
 bundle = {self.bundle}
 cdi_dir = {self.rig.cdi}
+kubelet_dir = {self.rig.kubelet}
 """
         )
 
@@ -237,19 +240,23 @@ cdi_dir = {self.rig.cdi}
     def wait_for_slices(self) -> None:
         """Until what is reserved is published, and the kubelet has the plugin."""
         wait_for(lambda: any(s.get("devices") for s in self.slices()), 120, self.state)
-        registered = Path("/var/lib/kubelet/plugins_registry") / f"{DRIVER}-reg.sock"
+        registered = self.rig.kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
         wait_for(registered.exists, 120, self.state)
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Makes objects, all at once."""
-        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.rig.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
+        self.rig.create(*objects)
 
     def phase(self, pod: str, namespace: str = "default") -> str:
         """Of a pod; "" where it is gone."""
         with contextlib.suppress(Exception):
             return str(self.rig.get("-n", namespace, "pod", pod)["status"].get("phase", ""))
         return ""
+
+    def events(self, pod: str) -> str:
+        """What is said of a pod by anybody, a line each."""
+        words = ("events", "--field-selector", f"involvedObject.name={pod}")
+        return "\n".join(each["message"] for each in self.rig.get(*words)["items"])
 
     def reasons(self, pod: str) -> list[str]:
         """What Sluice's own events say of why a pod waits."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real cluster of one node with a pool of ours beside it, for the tests marked `kubernetes`.
 
-Started once. The parts of sluice.kubernetes are processes of this machine that are the service
-accounts of kubernetes/manifests/rbac.yaml: they have its rights and no others.
+Started once by each process that runs tests. The parts of sluice.kubernetes are processes of this
+machine that are the service accounts of kubernetes/manifests/rbac.yaml: they have its rights and no
+others.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rig(bundle: Path) -> Iterator[KubernetesRig]:
     """The cluster, with the images that the pods of the tests have."""
-    made = KubernetesRig()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    made = KubernetesRig(int(worker.removeprefix("gw")))
     made.up()
     try:
         ClusterPool.load_images(made, PROGRAMS, bundle)

@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 import yaml
-from control_plane import wait_for
 from free_ports import free_port
 
 from tests.kubernetes.cluster_pool import ClusterPool, container
-from tests.rigs.kubernetes.rig import CHECKOUT, NODE
+from tests.kubernetes.waits import wait_for
+from tests.rigs.kubernetes.rig import CHECKOUT, NODE, RigError
 
 MANIFESTS = CHECKOUT / "kubernetes" / "manifests"
 VGPU, MEMORY, COMPUTE = "sluice.io/vgpu", "sluice.io/vgpu-memory-mib", "sluice.io/vgpu-compute"
@@ -67,6 +67,7 @@ class ExtendedPool:
         for part in PARTS:
             if part in self.cluster.parts:
                 self.cluster.stop_part(part)
+        self.rig.forget_devices(VGPU)
         self.rig.kubectl("delete", "-f", str(MANIFESTS / "extended-resources.yaml"))
         self.rig.kubectl("apply", "-f", str(MANIFESTS / "classes.yaml"))
         for part in ("node", "controller"):
@@ -137,10 +138,10 @@ class ExtendedPool:
             "metadata": {"name": "tried"},
             "spec": {"containers": [asking("c", "true", memory=10)]},
         }
-        words = ("create", "--dry-run=server", "-o", "json", "-f", "-")
-        if not self.rig.try_kubectl(*words, stdin=json.dumps(tried)):
+        try:
+            made = self.rig.as_it_would_be(tried)
+        except RigError:
             return False
-        made = json.loads(self.rig.kubectl(*words, stdin=json.dumps(tried)))
         return VGPU in made["spec"]["containers"][0]["resources"]["limits"]
 
     def ask(self, verb: str, arguments: dict[str, Any]) -> Any:

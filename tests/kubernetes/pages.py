@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from control_plane import wait_for
-
 from tests.kubernetes.cluster_pool import CUDA_IMAGE, ClusterPool
+from tests.kubernetes.waits import wait_for
 from tests.rigs.kubernetes.rig import CHECKOUT, NODE, PROGRAMS
 
 MANIFESTS = CHECKOUT / "kubernetes" / "manifests"
@@ -27,7 +26,10 @@ OWN = ("namespaces.yaml", "rbac.yaml", "classes.yaml")
 
 @contextmanager
 def nothing_told(cluster: ClusterPool, bundle: Path) -> Iterator[None]:
-    """The cluster knows nothing of Sluice, and its node has the guest bundle."""
+    """The cluster knows nothing of Sluice, and its node has the guest bundle.
+
+    Whoever tells it something makes it forget that.
+    """
     rig = cluster.rig
     for part in list(cluster.parts):
         cluster.stop_part(part)
@@ -40,20 +42,25 @@ def nothing_told(cluster: ClusterPool, bundle: Path) -> Iterator[None]:
         yield
     finally:
         INSTALLED.unlink()
-        rig.kubectl("delete", "pod,resourceclaimtemplate", "--all", "--timeout=120s")
-        wait_for(lambda: not rig.get("resourceclaims")["items"], 60, cluster.state)
-        for name in ("node.yaml", "controller.yaml"):
-            rig.kubectl("delete", "--ignore-not-found", "-f", str(MANIFESTS / name))
-        rig.kubectl("delete", "--ignore-not-found", "resourceslices", "--all")
-        for name in ("rbac.yaml", "namespaces.yaml"):
-            words = ("--ignore-not-found", "-f", str(MANIFESTS / name), "--timeout=120s")
-            rig.kubectl("delete", *words)
-        for each in cluster.plane.rest.get("/reservations").json()["reservations"]:
-            cluster.plane.rest.delete(f"/reservations/{each['id']}")
-        rig.try_kubectl("label", "node", NODE, "sluice.io/server-")
         for name in OWN:
             rig.kubectl("apply", "-f", str(MANIFESTS / name))
         cluster.begin()
+
+
+def forget(cluster: ClusterPool) -> None:
+    """What a page has told the cluster, and made there and in the pool, is gone."""
+    rig = cluster.rig
+    rig.kubectl("delete", "pod,resourceclaimtemplate", "--all", "--timeout=120s")
+    wait_for(lambda: not rig.get("resourceclaims")["items"], 60, cluster.state)
+    for name in ("node.yaml", "controller.yaml"):
+        rig.kubectl("delete", "--ignore-not-found", "-f", str(MANIFESTS / name))
+    rig.kubectl("delete", "--ignore-not-found", "resourceslices", "--all")
+    for name in reversed(OWN):
+        words = ("--ignore-not-found", "-f", str(MANIFESTS / name), "--timeout=120s")
+        rig.kubectl("delete", *words)
+    for each in cluster.plane.rest.get("/reservations").json()["reservations"]:
+        cluster.plane.rest.delete(f"/reservations/{each['id']}")
+    rig.try_kubectl("label", "node", NODE, "sluice.io/server-")
 
 
 def shell(cluster: ClusterPool, home: Path) -> Callable[[str, Mapping[str, str]], str]:

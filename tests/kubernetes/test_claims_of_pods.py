@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
@@ -15,6 +14,7 @@ from tests.kubernetes.cluster_pool import (
     pod,
     template,
 )
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import job, names_of_job, rights_of
 
 pytestmark = pytest.mark.kubernetes
@@ -132,9 +132,7 @@ def test_a_projects_quota_holds_for_its_namespace(cluster: ClusterPool) -> None:
             pod("over", container("cuda", "/bin/vector_add"), claim_template="large"),
         )
         said = "project kubernetes.default may hold 600 MiB"
-        wait_for(
-            lambda: said in cluster.rig.kubectl("get", "events", "-o", "json"), 60, cluster.state
-        )
+        wait_for(lambda: said in cluster.events("over"), 60, cluster.state)
         assert cluster.phase("over") == "Pending"
     finally:
         assert cluster.plane.rest.delete("/quotas/kubernetes.default").status_code < 300
@@ -162,9 +160,7 @@ def test_claims_that_are_queued_or_over_a_quota_take_nothing_of_the_pool(
         assert names_of_job(cluster, "queued") == []
         cluster.apply(pod("beyond", container("cuda", "/bin/vector_add"), claim_template="small"))
         said = f"exceeded quota: claims, requested: {counted}=1"
-        wait_for(
-            lambda: said in cluster.rig.kubectl("describe", "pod", "beyond"), 60, cluster.state
-        )
+        wait_for(lambda: said in cluster.events("beyond"), 60, cluster.state)
         assert len(cluster.parts_of_reservation()) == 1
         cluster.rig.kubectl("delete", "pod", "first", "beyond")
         go_on = '{"spec": {"suspend": false}}'
@@ -190,7 +186,7 @@ def test_the_longest_names_and_parameters_that_nobody_takes(cluster: ClusterPool
     )
     assert "wrong 0" in cluster.finished(pod_name)
     said = f"the claim's devices.config has parameters for {DRIVER}, which takes none"
-    wait_for(lambda: said in cluster.rig.kubectl("describe", "pod", "odd"), 60, cluster.state)
+    wait_for(lambda: said in cluster.events("odd"), 60, cluster.state)
     assert cluster.phase("odd") == "Pending"
     assert cluster.parts_of_reservation() == []
 

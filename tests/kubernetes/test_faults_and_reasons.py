@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.waits import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

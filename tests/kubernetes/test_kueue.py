@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from control_plane import wait_for
 from walkthrough import Walkthrough
 
 from tests.kubernetes.cluster_pool import CUDA_IMAGE, ClusterPool, container, pod, template
 from tests.kubernetes.pages import PAGE, shell
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import HOLDS, held_sessions, job, names_of_job
 from tests.rigs.kubernetes.kueue import kueue
 

@@ -16,25 +16,49 @@ import yaml
 from walkthrough import Instead, Walkthrough
 
 from tests.kubernetes.cluster_pool import ClusterPool
-from tests.kubernetes.pages import INSTALLED, MANIFESTS, PAGE, nothing_told, shell, values
-from tests.rigs.kubernetes.rig import API_PORT
+from tests.kubernetes.pages import INSTALLED, MANIFESTS, PAGE, forget, nothing_told, shell, values
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
-ENVIRONMENT = (
-    "for namespace in sluice sluice-node; do kubectl -n $namespace create configmap "
-    "sluice-environment --from-literal=KUBERNETES_SERVICE_HOST=127.0.0.1 "
-    f"--from-literal=KUBERNETES_SERVICE_PORT={API_PORT}; done"
-)
+
+def test_the_controllers_part_is_restricted(cluster: ClusterPool) -> None:
+    """Its pod is admitted to a namespace of Pod Security `restricted`, as it stands."""
+    documents = list(yaml.safe_load_all((MANIFESTS / "controller.yaml").read_text()))
+    [deployment] = [each for each in documents if each["kind"] == "Deployment"]
+    template = deployment["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template["metadata"], "name": "tried", "namespace": "sluice"},
+        "spec": template["spec"],
+    }
+    cluster.rig.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    pod["spec"]["hostNetwork"] = True
+    assert not cluster.rig.try_kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod)
+    )
 
 
-@pytest.fixture
-def untold(cluster: ClusterPool, bundle: Path, service_image: None) -> Iterator[ClusterPool]:
+@pytest.fixture(scope="module")
+def unused(cluster: ClusterPool, bundle: Path, service_image: None) -> Iterator[ClusterPool]:
     """A cluster that has been told nothing of Sluice, and a node with the guest bundle."""
     if INSTALLED.exists():
         pytest.skip(f"{INSTALLED} is this machine's own")
     with nothing_told(cluster, bundle):
         yield cluster
+    cluster.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """Looked for when the parts are back, which may have been away when a pod of a page ended."""
+
+
+@pytest.fixture
+def untold(unused: ClusterPool) -> Iterator[ClusterPool]:
+    """The same before each test."""
+    yield unused
+    forget(unused)
 
 
 def test_kubernetes_page(untold: ClusterPool, tmp_path: Path) -> None:
@@ -44,10 +68,15 @@ def test_kubernetes_page(untold: ClusterPool, tmp_path: Path) -> None:
     label = 'kubectl label node "$NODE" sluice.io/server=true'
     node = 'kubectl apply -f "$SOURCE/kubernetes/manifests/node.yaml"'
     controller = 'kubectl apply -f "$SOURCE/kubernetes/manifests/controller.yaml"'
+    literals = " ".join(f"--from-literal={k}={v}" for k, v in untold.rig.api_place.items())
+    environment = (
+        "for namespace in sluice sluice-node; do "
+        f"kubectl -n $namespace create configmap sluice-environment {literals}; done"
+    )
     instead = {
         label: Instead(
             "the rig has no network of services: its pods reach the API server where it listens",
-            f"{label}\n{ENVIRONMENT}",
+            f"{label}\n{environment}",
         ),
         node: Instead(
             "the rig's server and container runtime have folders of their own",
@@ -73,8 +102,7 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
         "hostNetwork": "true",
         "extender.replicas": "1",
         "extender.url": "https://127.0.0.1:9443",
-        "environment.KUBERNETES_SERVICE_HOST": "127.0.0.1",
-        "environment.KUBERNETES_SERVICE_PORT": str(API_PORT),
+        **{f"environment.{name}": value for name, value in rig.api_place.items()},
         "paths.run": str(untold.folder / "run"),
         "paths.cdi": str(rig.cdi),
     }
@@ -117,21 +145,4 @@ def test_the_page_without_dra(untold: ClusterPool, tmp_path: Path) -> None:
         rig.extend_scheduler()
         rig.kubectl("delete", "pod", "--all", "--timeout=120s")
         run("helm uninstall sluice --wait --timeout 120s", {})
-
-
-def test_the_controllers_part_is_restricted(cluster: ClusterPool) -> None:
-    """Its pod is admitted to a namespace of Pod Security `restricted`, as it stands."""
-    documents = list(yaml.safe_load_all((MANIFESTS / "controller.yaml").read_text()))
-    [deployment] = [each for each in documents if each["kind"] == "Deployment"]
-    template = deployment["spec"]["template"]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**template["metadata"], "name": "tried", "namespace": "sluice"},
-        "spec": template["spec"],
-    }
-    cluster.rig.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
-    pod["spec"]["hostNetwork"] = True
-    assert not cluster.rig.try_kubectl(
-        "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(pod)
-    )
+        rig.forget_devices("sluice.io/vgpu")

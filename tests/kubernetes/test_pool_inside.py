@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.pages import MANIFESTS
-from tests.kubernetes.service_image import CONTROLLER, load
+from tests.kubernetes.service_image import load
+from tests.kubernetes.waits import wait_for
 from tests.rigs.kubernetes.rig import KubernetesRig
 
 pytestmark = pytest.mark.kubernetes
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.kubernetes
 POOL = str(MANIFESTS / "pool.yaml")
 USER = 64200
 POD = ("-n", "sluice", "pod", "sluice-pool-0")
+PODS = ("-n", "sluice", "pods", "--field-selector", "metadata.name=sluice-pool-0")
 
 
 @pytest.fixture
@@ -58,6 +59,11 @@ def address(rig: KubernetesRig) -> str:
     return f"http://{rig.get(*POD)['status']['podIP']}:9123/v1"
 
 
+def uids(rig: KubernetesRig) -> list[str]:
+    """Of the controller's pod; none in the moment in which there is none."""
+    return [each["metadata"]["uid"] for each in rig.get(*PODS)["items"]]
+
+
 def first_token(rig: KubernetesRig) -> str:
     """The admin token that it prints once."""
     said = rig.kubectl("-n", "sluice", "logs", "sluice-pool-0")
@@ -67,7 +73,7 @@ def first_token(rig: KubernetesRig) -> str:
 
 def test_a_pool_inside_a_cluster_keeps_what_it_has(rig: KubernetesRig, volume: Path) -> None:
     """It is a pod that Pod Security `restricted` admits, and another one in its place goes on."""
-    load(rig, CONTROLLER)
+    load(rig)
     rig.kubectl("apply", "-f", POOL)
     first = address(rig)
     admin = {"Authorization": f"Bearer {wait_for(lambda: first_token(rig), 60)}"}
@@ -75,9 +81,9 @@ def test_a_pool_inside_a_cluster_keeps_what_it_has(rig: KubernetesRig, volume: P
     quota = {"memory_mib": 600}
     put = httpx.put(f"{first}/quotas/kubernetes.red", json=quota, headers=admin)
     assert put.status_code < 300, put.text
-    before = rig.get(*POD)["metadata"]["uid"]
+    before = uids(rig)
     rig.kubectl("-n", "sluice", "delete", "pod", "sluice-pool-0")
-    wait_for(lambda: rig.get(*POD)["metadata"]["uid"] != before, 60)
+    wait_for(lambda: uids(rig) not in ([], before), 60)
     kept = httpx.get(f"{address(rig)}/quotas/kubernetes.red", headers=admin)
     assert kept.json()["memory_mib"] == 600
     assert (volume / "controller.db").exists()

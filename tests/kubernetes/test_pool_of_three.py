@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod
 from tests.kubernetes.pages import MANIFESTS
-from tests.kubernetes.service_image import CONTROLLER, load
+from tests.kubernetes.service_image import load
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import counting, goes_on_counting
 from tests.rigs.kubernetes.rig import PROGRAMS, KubernetesRig
 
@@ -136,7 +136,7 @@ def manifests(etcd: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def three(rig: KubernetesRig, cluster: ClusterPool, bundle: Path) -> Iterator[PoolOfThree]:
     """The pool is in the cluster, and the one beside it has no parts there."""
-    load(rig, CONTROLLER)
+    load(rig)
     rig.load_image(ETCD_IMAGE, {"etcd": PROGRAMS / "etcd"})
     for part in list(cluster.parts):
         cluster.stop_part(part)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import counted, counting, goes_on_counting, restart
 
 pytestmark = pytest.mark.kubernetes

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod
 from tests.kubernetes.pages import MANIFESTS
 from tests.kubernetes.pages import pods as own_pods
-from tests.kubernetes.service_image import SERVER, load
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import counting, goes_on_counting
-from tests.rigs.kubernetes.rig import API_PORT, NODE
+from tests.rigs.kubernetes.rig import NODE
 
 pytestmark = pytest.mark.kubernetes
 
@@ -51,10 +50,9 @@ project = kubernetes
 bundle = {cluster.bundle}
 server_run_dir = {cluster.folder}/run
 """
-    api = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT)}
     return [
         in_namespace("ConfigMap", "sluice-kubernetes", **{"kubernetes.conf": conf}),
-        in_namespace("ConfigMap", "sluice-environment", **api),
+        in_namespace("ConfigMap", "sluice-environment", **cluster.rig.api_place),
         in_namespace("Secret", "sluice-cluster-token", token=token),
         in_namespace("Secret", "sluice-node-tokens", **{NODE: node_token}),
     ]
@@ -94,7 +92,6 @@ def manifest(cluster: ClusterPool, name: str) -> list[dict[str, Any]]:
 def in_pods(cluster: ClusterPool, service_image: None) -> Iterator[ClusterPool]:
     """The node's part and the server are DaemonSets, and the processes beside it are gone."""
     rig = cluster.rig
-    load(rig, SERVER)
     cluster.stop_part("node")
     cluster.plane.stop("server")
     objects = [

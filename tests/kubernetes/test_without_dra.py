@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import (
     COMPUTE_PERCENT,
@@ -19,6 +18,7 @@ from tests.kubernetes.cluster_pool import (
 )
 from tests.kubernetes.extended_pool import PARTS, VGPU, ExtendedPool, asking
 from tests.kubernetes.orders import every_order
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import (
     HOLDS,
     LEAVES,
@@ -350,7 +350,7 @@ def test_two_namespaces_do_not_reach_each_others_grants(
         own = [each for each in ended if each["project"] == "kubernetes.green"]
         assert all(each["vgpus"][0]["memory_mib"] == 300 for each in own)
     finally:
-        kubectl("delete", "namespace", "green", "--timeout=120s")
+        kubectl("-n", "green", "delete", "pod", "--all", "--timeout=120s")
 
 
 def test_nobody_is_evicted_for_a_vgpu(cluster: ClusterPool, extended: ExtendedPool) -> None:

@@ -7,10 +7,10 @@ import json
 import signal
 
 import pytest
-from control_plane import wait_for
 
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
 from tests.kubernetes.orders import every_order
+from tests.kubernetes.waits import wait_for
 from tests.kubernetes.work import (
     HOLDS,
     LEAVES,
@@ -45,7 +45,7 @@ def test_every_part_restarts_in_every_order_while_pods_come_and_work(cluster: Cl
     still_works(cluster, "works")
     for part in ("sluice-server", "controller", "kube-apiserver", "kube-scheduler"):
         restart(cluster, part)
-        wait_for(lambda: cluster.rig.try_kubectl("get", "--raw", "/readyz"), 120, cluster.state)
+        wait_for(cluster.rig.is_ready, 120, cluster.state)
         still_works(cluster, "works")
     for name in comes:
         assert "wrong 0" in cluster.finished(name)
@@ -194,4 +194,5 @@ def test_two_namespaces_do_not_reach_each_others_claims(cluster: ClusterPool) ->
         theirs_ended = [each for each in ended if each["project"] == "kubernetes.blue"]
         assert all(each["id"] != grant["id"] for each in theirs_ended)
     finally:
-        cluster.rig.kubectl("delete", "namespace", "blue", "--timeout=120s")
+        kinds = "pod,resourceclaimtemplate"
+        cluster.rig.kubectl("-n", "blue", "delete", kinds, "--all", "--timeout=120s")

@@ -11,9 +11,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from control_plane import wait_for
-
 from tests.kubernetes.cluster_pool import ClusterPool, container, pod, template
+from tests.kubernetes.waits import wait_for
 
 #: Adds two vectors, says so, and waits a little, for ever: its sessions come and go. A program that
 #: begins while there is no server has no vGPU, and is begun anew.
@@ -34,6 +33,8 @@ LEAVES = {
         for key in ("not-ready", "unreachable")
     ]
 }
+#: The API groups of what rights are asked for; the others are of the core's.
+GROUPS = dict.fromkeys(("resourceclaims", "resourceslices", "deviceclasses"), "resource.k8s.io")
 PODS = int(os.environ.get("SLUICE_KUBERNETES_PODS", "12"))
 
 
@@ -160,12 +161,10 @@ def served_job(cluster: ClusterPool, pods: int, spec: dict[str, Any]) -> None:
 
 def rights_of(cluster: ClusterPool, account: str, asked: Iterable[str]) -> set[str]:
     """Which of these a service account (NAMESPACE:NAME) has, each `VERB RESOURCE[/PART]`."""
-    whose = f"--as=system:serviceaccount:{account}"
     found = set()
     for right in asked:
         verb, _, resource = right.partition(" ")
         name, _, part = resource.partition("/")
-        words = [verb, name, *([f"--subresource={part}"] if part else [])]
-        if cluster.rig.try_kubectl("auth", "can-i", "-A", whose, *words):
+        if cluster.rig.may(account, verb, name, part, GROUPS.get(name, "")):
             found.add(right)
     return found

@@ -20,6 +20,7 @@ _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+PLATFORM = {"architecture": "amd64", "os": "linux"}
 LOADER = "ld-linux-x86-64.so.2"
 #: As every image has them.
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp")
@@ -30,52 +31,61 @@ def libraries_of(*programs: Path) -> dict[str, Path]:
 
     The loader is beside libc too, as in Debian: a loader hook looks for it there.
     """
-    found: dict[str, Path] = {}
-    for program in programs:
-        listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True)
-        for place in _LIBRARY.findall(listed.stdout):
-            found[place.lstrip("/")] = Path(place).resolve()
+    listed = subprocess.run(["ldd", *programs], check=True, capture_output=True, text=True)
+    places = _LIBRARY.findall(listed.stdout)
+    found = {place.lstrip("/"): Path(place).resolve() for place in places}
     for place in list(found):
         if Path(place).name == "libc.so.6":
             found[str(Path(place).with_name(LOADER))] = Path("/lib64", LOADER).resolve()
     return found
 
 
-def write_image(
+def write_images(
     target: Path,
-    name: str,
+    entrypoints: Mapping[str, str],
     files: Mapping[str, Path | str],
-    *,
-    entrypoint: str = "",
+    stop_signal: str = "",
 ) -> None:
-    """`files` by place: a Path is copied, a text is where a link leads."""
+    """Images of the same files, by their names; an entrypoint that is "" is none.
+
+    `files` by place: a Path is copied, a text is where a link leads. The signal is what asks a
+    container to end ("": SIGTERM).
+    """
     layer = _layer(files)
-    settings: dict[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
-    if entrypoint:
-        settings["Entrypoint"] = [entrypoint]
-    rootfs = {"type": "layers", "diff_ids": [_digest(layer)]}
-    config = _json({"architecture": "amd64", "os": "linux", "rootfs": rootfs, "config": settings})
-    manifest = _json(
-        {
+    of_layer = _described(LAYER, layer)
+    blobs = {of_layer["digest"]: layer}
+
+    def add(kind: str, content: bytes) -> dict[str, Any]:
+        found = _described(kind, content)
+        blobs[found["digest"]] = content
+        return found
+
+    listed = []
+    for name, entrypoint in entrypoints.items():
+        settings: dict[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+        if entrypoint:
+            settings["Entrypoint"] = [entrypoint]
+        if stop_signal:
+            settings["StopSignal"] = stop_signal
+        rootfs = {"type": "layers", "diff_ids": [of_layer["digest"]]}
+        config = {**PLATFORM, "rootfs": rootfs, "config": settings}
+        manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": _described(CONFIG, config),
-            "layers": [_described(LAYER, layer)],
+            "config": add(CONFIG, _json(config)),
+            "layers": [of_layer],
         }
-    )
-    named = {
-        **_described(MANIFEST, manifest),
-        "platform": {"architecture": "amd64", "os": "linux"},
-        "annotations": {
+        annotations = {
             "io.containerd.image.name": name,
             "org.opencontainers.image.ref.name": name.rsplit(":", 1)[1],
-        },
-    }
+        }
+        described = add(MANIFEST, _json(manifest))
+        listed.append({**described, "platform": PLATFORM, "annotations": annotations})
     with tarfile.open(target, "w") as archive:
         _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
-        _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [named]}))
-        for blob in (layer, config, manifest):
-            _add(archive, "blobs/" + _digest(blob).replace(":", "/"), blob)
+        _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": listed}))
+        for digest, blob in blobs.items():
+            _add(archive, "blobs/" + digest.replace(":", "/"), blob)
 
 
 def _layer(files: Mapping[str, Path | str]) -> bytes:
@@ -95,7 +105,9 @@ def _layer(files: Mapping[str, Path | str]) -> bytes:
                 entry.type, entry.linkname = tarfile.SYMTYPE, source
                 archive.addfile(entry)
                 continue
-            entry.size, entry.mode = source.stat().st_size, 0o755
+            found = source.stat()
+            # Python takes what is compiled for what it is of by the time of that
+            entry.size, entry.mode, entry.mtime = found.st_size, 0o755, int(found.st_mtime)
             with source.open("rb") as content:
                 archive.addfile(entry, content)
     return packed.getvalue()

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from free_ports import free_port
 
-from tests.rigs.kubernetes.rig import API_PORT, PROGRAMS, KubernetesRig
+from tests.rigs.kubernetes.rig import PROGRAMS, KubernetesRig
 
 NAMESPACE = "kueue-system"
 IMAGE = "localhost/kueue:rig"
@@ -47,7 +47,7 @@ def kueue(rig: KubernetesRig, settings: Mapping[str, Any]) -> Iterator[None]:
     """It runs, with these settings of its configuration beside the rig's. Raises RigError."""
     rig.load_image(IMAGE, {"manager": PROGRAMS / "kueue"})
     with tempfile.TemporaryDirectory(prefix="kueue-") as folder:
-        objects = _objects(Path(folder), settings)
+        objects = _objects(rig, Path(folder), settings)
     asked = [each for each in objects if each["kind"] in _WEBHOOKS]
     try:
         _apply(rig, [each for each in objects if each["kind"] not in _WEBHOOKS])
@@ -62,7 +62,7 @@ def kueue(rig: KubernetesRig, settings: Mapping[str, Any]) -> Iterator[None]:
         _remove(rig)
 
 
-def _objects(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _objects(rig: KubernetesRig, folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The chart's, with what the rig has otherwise."""
     port = free_port()
     certificate, key = _make_certificate(folder)
@@ -115,21 +115,20 @@ def _objects(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         if conversion := each.get("spec", {}).get("conversion", {}).get("webhook"):
             conversion["clientConfig"] = direct(conversion["clientConfig"])
         if each["kind"] == "Deployment":
-            _place(each["spec"]["template"]["spec"])
+            _place(rig, each["spec"]["template"]["spec"])
         if each["kind"] not in _LEFT_OUT:
             found.append(each)
     return found
 
 
-def _place(spec: dict[str, Any]) -> None:
+def _place(rig: KubernetesRig, spec: dict[str, Any]) -> None:
     """The manager's pod on its node's network, where its ports are the rig's."""
     spec["hostNetwork"] = True
     [container] = spec["containers"]
     for field in ("ports", "livenessProbe", "readinessProbe"):
         container.pop(field)
     container["securityContext"]["runAsUser"] = 65532
-    where = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(API_PORT)}
-    container["env"] = [{"name": name, "value": value} for name, value in where.items()]
+    container["env"] = [{"name": name, "value": value} for name, value in rig.api_place.items()]
 
 
 def _make_certificate(folder: Path) -> tuple[bytes, bytes]:
@@ -162,4 +161,5 @@ def _remove(rig: KubernetesRig) -> None:
         rig.kubectl("delete", kind, *_OWN, "--ignore-not-found")
     rig.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
     rig.kubectl("delete", "crd", *_OWN, "--ignore-not-found", "--wait=false")
-    rig.kubectl("delete", "clusterrole,clusterrolebinding", *_OWN, "--ignore-not-found")
+    rights = "clusterrole,clusterrolebinding"
+    rig.kubectl("delete", rights, *_OWN, "--ignore-not-found", "--wait=false")
