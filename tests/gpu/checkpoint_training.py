@@ -11,8 +11,8 @@ from typing import Any
 class Training:
     """Convolutions, dropout, a linear layer, SGD with momentum; the same seed each time."""
 
-    def begin(self) -> dict[str, Any]:
-        """A new model."""
+    def begin(self, batch: int = 64) -> dict[str, Any]:
+        """A new model; with some hundred samples a step is the GPU's and not the program's."""
         import torch
 
         torch.backends.cudnn.deterministic = True
@@ -29,8 +29,8 @@ class Training:
             torch.nn.Linear(32 * 32 * 32, 10),
         ).cuda()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
-        self._inputs = torch.randn(64, 3, 32, 32, device="cuda")
-        self._labels = torch.randint(0, 10, (64,), device="cuda")
+        self._inputs = torch.randn(batch, 3, 32, 32, device="cuda")
+        self._labels = torch.randint(0, 10, (batch,), device="cuda")
         return {}
 
     def ballast(self, gib: int) -> dict[str, Any]:
