@@ -60,6 +60,7 @@ def line(**changed: object) -> str:
         "docs/sharing.md",
         "docs/channels.md",
         "docs/suspension.md",
+        "docs/oversubscription.md",
     ],
     ids=str,
 )
@@ -78,7 +79,7 @@ def test_every_table_stands_on_one_page() -> None:
     assert sorted(placed) == sorted(tables.tables())
     assert {page.name for page in tables.pages()} == {
         "README.md", "performance.md", "control-plane.md", "console.md", "sharing.md",
-        "channels.md", "suspension.md",
+        "channels.md", "suspension.md", "oversubscription.md",
     }  # fmt: skip
 
 
