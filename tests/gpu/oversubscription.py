@@ -41,7 +41,7 @@ GIB = 1024
 PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
 BUSY_PART = 0.05
 PROGRAMS_GIB = 24  # of the host, for programs, servers and workers
-BATCH = 512  # so that the card is what takes the time, and not the host's processors
+BATCH = 128  # so that the card is what takes the time, and not the host's processors
 STEPS = 20  # of a training between two looks at the clock
 PATIENCE_SECONDS = 600
 PARTS = ("pair", "notebooks")
@@ -117,7 +117,7 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
         environment = {**bench.natively, **node.environments["shm"]}
         libraries = sorted((node.folder / "lib").glob("lib*.so.[0-9]*"))
         environment["LD_PRELOAD"] = ":".join(map(str, libraries))
-        ballast = gib - 3  # its context, model and caches take the rest
+        ballast = gib - 4  # its context, model and caches take the rest
 
         def begun() -> Told:
             told = bench.told([sys.executable, str(TRAINING)], environment)
