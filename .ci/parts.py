@@ -41,7 +41,7 @@ RERUN = "--reruns 1 --max-suite-reruns 12 --rerun-show-tracebacks -raR"
 """pytest's, by the Makefile's PYTEST_FLAGS."""
 RERUN_NATIVE = "--repeat until-pass:2"
 """ctest's, by its CTEST_FLAGS."""
-NATIVE_FAILED = re.compile(r"Test +#\d+: (\S+) .*\*\*\*(?!Skipped)")
+NATIVE_FAILED = re.compile(r"Test +#\d+: (\S+) .*\*\*\*(?!Skipped|Not Run \(Disabled\))")
 DUMP_SECONDS = 10.0  # for what SIGABRT makes a part say
 
 

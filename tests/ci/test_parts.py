@@ -211,11 +211,14 @@ def test_a_native_test_that_is_skipped_is_not_unsteady(ci: ModuleType, tmp_path:
     (tmp_path / "CTestTestfile.cmake").write_text(
         'add_test(Skips.One "sh" "-c" "exit 77")\n'
         "set_tests_properties(Skips.One PROPERTIES SKIP_RETURN_CODE 77)\n"
+        'add_test(Disabled.One "false")\n'
+        "set_tests_properties(Disabled.One PROPERTIES DISABLED TRUE)\n"
     )
     ctest = ("ctest", "--test-dir", str(tmp_path), *ci.RERUN_NATIVE.split())
     part = ci.Part("native", ctest, 1, "native")
     outcome = ci.Outcome(part)
     ci.run_part(part, outcome, tmp_path, ci.Limits(60, math.inf), shown=False)
-    assert "***Skipped" in (tmp_path / "native.log").read_text()
+    said = (tmp_path / "native.log").read_text()
+    assert "***Skipped" in said and "***Not Run (Disabled)" in said
     assert outcome.code == 0
     assert ci.unsteady(tmp_path, [outcome]) == []
