@@ -124,7 +124,8 @@ def test_a_service_is_killed_while_a_job_is_held(
         shown = suspension(plane, grant)
         return shown is None or shown["state"] == "suspended"
 
-    wait_for(is_settled, LIMIT, "it to be suspended or refused")
+    # an order that does not find the job still takes [suspend] drain_seconds, twice at the most
+    wait_for(is_settled, 3 * LIMIT, "it to be suspended or refused")
     if suspension(plane, grant):
         resume(plane, grant)
     one.goes_on(4)
