@@ -104,9 +104,7 @@ def main() -> int:
         server = Server(driver, folder, options=ways)
         try:
             plain = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-            preload = sorted((folder / "lib").glob("lib*.so.[0-9]*"))
-            ours = {**plain, **server.environments["tcp"]}
-            ours["LD_PRELOAD"] = ":".join(map(str, preload))
+            ours = {**plain, **server.environments["tcp"], "LD_PRELOAD": server.preload}
             ours["SLUICE_CONTROLLER"] = f"127.0.0.1:{HTTP_PORT}"
             native = trained(plain, options.steps)
             with BreakingNetwork(DATA_PORT, ADDRESS) as network:

@@ -101,9 +101,8 @@ def training(bench: Bench) -> None:
         bench.row("a PyTorch training over TCP", "not tried: no PyTorch")
         return
     with _server(bench) as server:
-        libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
         environment = {**bench.natively, **server.environments["tcp"]}
-        environment["LD_PRELOAD"] = ":".join(map(str, libraries))
+        environment["LD_PRELOAD"] = server.preload
         worker = _waiting_worker()
         told = bench.told([sys.executable, str(TRAINING)], environment)
         told.ask("begin", 60)

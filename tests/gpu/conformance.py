@@ -55,9 +55,7 @@ class Conformance:
 
     def __init__(self, server: gpu.Server, options: argparse.Namespace) -> None:
         self.options = options
-        self.preload = ":".join(
-            str(p) for p in sorted((server.folder / "lib").glob("lib*.so.[0-9]*"))
-        )
+        self.preload = server.preload
         self.native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
         self.ours = {
             **self.native,

@@ -62,8 +62,7 @@ def once(names: list[str], environment: dict[str, str]) -> dict[str, Line]:
 def environments(server: Server) -> dict[str, dict[str, str]]:
     """Of a native program, and of one over each network."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    preload = sorted(Path(server.environments["tcp"]["LD_LIBRARY_PATH"]).glob("lib*.so.[0-9]*"))
-    ours = {**plain, **server.environments["tcp"], "LD_PRELOAD": ":".join(map(str, preload))}
+    ours = {**plain, **server.environments["tcp"], "LD_PRELOAD": server.preload}
     del ours["SLUICE_STATS"]  # what it prints is not asked for
     found = {"native": plain}
     for name, (_, _, _, port) in NETWORKS.items():

@@ -113,9 +113,7 @@ def main() -> int:
             take("native, no cache", {**plain, "CUDA_CACHE_DISABLE": "1"})
             server = Server(driver, folder, uid=None)
             try:
-                library = Path(server.environments["shm"]["LD_LIBRARY_PATH"])
-                preload = ":".join(map(str, sorted(library.glob("lib*.so.[0-9]*"))))
-                ours = {**plain, **server.environments["shm"], "LD_PRELOAD": preload}
+                ours = {**plain, **server.environments["shm"], "LD_PRELOAD": server.preload}
                 take("ours, first process", ours)
                 take("ours, second process", ours)
             finally:

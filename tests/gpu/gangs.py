@@ -255,9 +255,7 @@ def main() -> int:
                 **server.environments["shm"],
                 "SLUICE_CONTROLLER": server.environments["tcp"]["SLUICE_CONTROLLER"],
                 "LD_LIBRARY_PATH": native.get("LD_LIBRARY_PATH", ""),
-                "LD_PRELOAD": ":".join(
-                    str(p) for p in sorted((folder / "lib").glob("lib*.so.[0-9]*"))
-                ),
+                "LD_PRELOAD": server.preload,
             }
             del ours["SLUICE_STATS"]
             good = measure(options.seconds, options.percent, ours, native)

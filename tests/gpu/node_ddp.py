@@ -25,6 +25,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "dev"), str(ROOT / "tests" / "demo")]
 
 import programs as cuda  # noqa: E402
 from measurements import Run, write_measured  # noqa: E402
+from run import preload_of  # noqa: E402
 from run_ddp import Said, differences, once  # noqa: E402
 from run_workloads import torch_version  # noqa: E402
 from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E402
@@ -64,9 +65,7 @@ def main() -> int:
     found: list[Said] = []
     with two_servers(gpu=True, environment=NCCL) as plane:
         told = across(plane, 20000)
-        preload = sorted(Path(told["LD_LIBRARY_PATH"]).glob("lib*.so.[0-9]*"))
-        names = [str(p) for p in preload if not p.name.startswith("libsluice")]
-        ours = {**native, **told, "LD_PRELOAD": ":".join(names)}
+        ours = {**native, **told, "LD_PRELOAD": preload_of(Path(told["LD_LIBRARY_PATH"]))}
         for _ in range(options.rounds):
             floors.append(once(native))
             found.append(once(ours, "--share"))

@@ -114,9 +114,7 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
     gib = int(card * PAIR_PART)
     node = server(bench, gib, swap_gib(card, 2, gib), idle_seconds=10)
     try:
-        environment = {**bench.natively, **node.environments["shm"]}
-        libraries = sorted((node.folder / "lib").glob("lib*.so.[0-9]*"))
-        environment["LD_PRELOAD"] = ":".join(map(str, libraries))
+        environment = {**bench.natively, **node.environments["shm"], "LD_PRELOAD": node.preload}
         ballast = gib - 4  # its context, model and caches take the rest
 
         def begun() -> Told:

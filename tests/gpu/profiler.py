@@ -146,13 +146,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-gpu-") as folder:
         Path(folder).chmod(0o755)
         server = Server(driver, Path(folder))
-        # PyTorch's wheels name their own folders, so LD_LIBRARY_PATH alone would not do
-        preload = ":".join(map(str, sorted((Path(folder) / "lib").glob("lib*.so.[0-9]*"))))
         try:
             native = run({})
             show("natively", native)
             for channel in options.channels:
-                sluice = run({**server.environments[channel], "LD_PRELOAD": preload})
+                sluice = run({**server.environments[channel], "LD_PRELOAD": server.preload})
                 said = complaints(native, sluice)
                 show(channel, sluice)
                 print(sluice["table"])

@@ -78,6 +78,21 @@ def built(name: str) -> Path:
     raise SystemExit(f"{name} is not built in {NATIVE}: run `make native`")
 
 
+def libraries_of(folder: Path) -> list[Path]:
+    """Sluice's libraries for CUDA 13 in a folder, by their SONAMEs.
+
+    Those of CUDA 12 alone are in its folder cuda12, too: with both in it a program is of neither.
+    """
+    found = sorted(folder.glob("lib*.so.[0-9]*"))
+    others = folder / "cuda12"
+    return [p for p in found if not (p.name.startswith("libsluice") or (others / p.name).exists())]
+
+
+def preload_of(folder: Path) -> str:
+    """LD_PRELOAD, for a program that brings NVIDIA's: PyTorch's wheels name their own folders."""
+    return ":".join(map(str, libraries_of(folder)))
+
+
 class Server:
     """The static server on the GPU."""
 
@@ -105,13 +120,11 @@ class Server:
             (library / name).symlink_to(built(name).resolve())
         # the forwarding libraries: libcublas.so.13 and so on
         place = built("libcuda.so.1").parent.resolve()
-        for path in sorted(place.glob("lib*.so.[0-9]*")):
-            # those of CUDA 12 alone are in a folder of their own: tests preload all that is here
-            if path.name.startswith("libsluice") or (place / "cuda12" / path.name).exists():
-                continue
+        for path in libraries_of(place):
             if not (library / path.name).exists():
                 (library / path.name).symlink_to(path.resolve())
         (library / "cuda12").symlink_to(place / "cuda12")
+        self.preload = preload_of(library)
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
             "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": f"127.0.0.1:{http_port}"},

@@ -39,7 +39,7 @@ class Rig:
     """The same tenants natively and through Sluice."""
 
     def __init__(self, server: Server, seconds: float, memory_mib: int) -> None:
-        self.folder = server.folder
+        self.folder, self.preload = server.folder, server.preload
         self.seconds = seconds
         self.records: list[Measurement] = []
         self.natively = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
@@ -65,11 +65,6 @@ class Rig:
     def ours(self, percent: int, sharing: str = "auto") -> Environment:
         """Of a tenant with that share."""
         return {**self._ours, "SLUICE_RATIO": str(percent), "SLUICE_SHARING": sharing}
-
-    @property
-    def preload(self) -> str:
-        """Our libraries, for a program that brings NVIDIA's."""
-        return ":".join(map(str, sorted((self.folder / "lib").glob("lib*.so.[0-9]*"))))
 
     @functools.cached_property
     def _rate(self) -> float:

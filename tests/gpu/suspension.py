@@ -186,9 +186,8 @@ def training(bench: Bench, node: Node, rounds: int) -> None:
     if importlib.util.find_spec("torch") is None:
         print("training: not tried, there is no PyTorch")
         return
-    libraries = sorted((bench.folder / "lib").glob("lib*.so.[0-9]*"))
     environment = {**bench.natively, **node.server.environments["shm"]}
-    environment["LD_PRELOAD"] = ":".join(map(str, libraries))
+    environment["LD_PRELOAD"] = node.server.preload
     told = bench.told([sys.executable, str(TRAINING)], environment)
     told.ask("begin", 60)
     alone = told.ask("train", 60, steps=rounds)["losses"]
