@@ -19,7 +19,6 @@ from sluice.controller.pool.grants.suspension import SuspendedContexts, Suspensi
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
-from sluice.resources.suspended_contexts import ContextPlace
 from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
 from sluice.resources.vgpu_request import Mode as Mode
 from sluice.resources.vgpu_request import Sharing as Sharing
@@ -287,11 +286,6 @@ class Grant:
     def ordered_end(self) -> End | None:
         """Why it was told to end, also when it has; None where nobody said that it should."""
         return End(self.ending_cause, self.ending) if self.ending else None
-
-    @property
-    def contexts_off(self) -> bool:
-        """Whether its contexts have left its GPUs, as far as its node has said."""
-        return self.contexts is not None and self.contexts.place is ContextPlace.OFF
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""

@@ -175,7 +175,9 @@ class GrantLedger:
         if not grant.job:
             return
         vgpus = self.charged(grant, self.sessions.live_of(grant.id))
-        if grant.contexts_off:  # they come back when there is room, as its memory does
+        if (
+            grant.contexts and grant.contexts.are_off
+        ):  # they come back when there is room, as its memory does
             least = zip(vgpus, grant.vgpus, strict=True)
             vgpus = tuple(
                 replace(full, overhead_mib=min(full.overhead_mib, now.overhead_mib))

@@ -40,7 +40,6 @@ from sluice.controller.pool.model import (
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.reservations.reservations import Resources
 from sluice.resources.ends import End, EndCause
-from sluice.resources.suspended_contexts import ContextPlace
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
@@ -386,13 +385,13 @@ class Suspending:
             )
         )
         self._ledger.rebook(grant, smaller)
-        if grant.contexts_off and not (before and before.place is ContextPlace.OFF):
+        if grant.contexts and grant.contexts.are_off and not (before and before.are_off):
             left = sum(vgpu.overhead_mib for vgpu in smaller)
             self._ledger.event("grant.contexts_off", grant.id, f"{left} MiB of its contexts stay")
 
     def _with_contexts_that_stay(self, grant: Grant) -> tuple[Vgpu, ...]:
         vgpus = self._with_contexts(grant)
-        if not grant.contexts_off or not grant.contexts:
+        if not (grant.contexts and grant.contexts.are_off):
             return vgpus
         told = [*grant.contexts.mib, *[MOST_MIB] * len(vgpus)]
         return tuple(

@@ -34,6 +34,11 @@ class SuspendedContexts:
     note: str = ""
     mib: tuple[int, ...] = ()  # that they take of each vGPU's GPU
 
+    @property
+    def are_off(self) -> bool:
+        """Whether they have left its GPUs."""
+        return self.place is ContextPlace.OFF
+
 
 @dataclass(frozen=True, slots=True)
 class ReportedSuspension:
