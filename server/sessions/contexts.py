@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.resources.ends import End, EndCause
@@ -25,6 +25,7 @@ from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.sessions.context_rules import LEFT_MIB, Rules, left_mib, room_mib
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import Standing
+from sluice.server.sessions.suspension_steps import for_all
 from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
 
 #: A session that stands still has no call under way.
@@ -164,7 +165,7 @@ class Contexts:
         try:
             for session in there:
                 self._mark(session, away=True)
-            await _all(map(self.prepare, there))
+            await for_all(there, self.prepare)
             await self._lock(there)
         except Unavailable as none:
             self._stay(there, stays(Stays.UNAVAILABLE, str(none)))
@@ -279,7 +280,7 @@ class Contexts:
             )
         away = [session for session in sessions if self.is_off(session)]
         await self._need_room(away)
-        await _all(map(self._bring_back, away))
+        await for_all(away, self._bring_back)
         for session in sessions:
             self._places.pop(session.id, None)
 
@@ -381,13 +382,6 @@ class Contexts:
     def _lose(self, session: Session, why: str) -> None:
         text = f"it could not be suspended or resumed: {why}"
         self._end(session, End(EndCause.SUSPENSION_FAILED, text))
-
-
-async def _all(steps: Iterable[Awaitable[None]]) -> None:
-    """Raises what the first has raised, when all are done."""
-    for outcome in await asyncio.gather(*steps, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
 
 
 async def _as_it_is(session: Session) -> None:

@@ -32,7 +32,7 @@ from sluice.server.sessions.standing import (
     UNDER_WAY,
     Standing,
 )
-from sluice.server.sessions.suspension_steps import ANSWER_SECONDS, SuspensionSteps
+from sluice.server.sessions.suspension_steps import ANSWER_SECONDS, SuspensionSteps, for_all
 from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
 from sluice.server.workers.packets import Message
 
@@ -219,7 +219,7 @@ class Suspensions:
         except OrderRefused:
             if not swapped:  # else it comes in when it is its turn, as before
                 with contextlib.suppress(OrderRefused):
-                    await self._all(sessions, self._steps.wake)
+                    await for_all(sessions, self._steps.wake)
             raise
         self.swapped.discard(grant_id)
         self.on_moved(grant_id)
@@ -232,9 +232,9 @@ class Suspensions:
 
     async def _move_all_out(self, grant_id: str, sessions: Sequence[Session]) -> None:
         await self._stop_all(grant_id, sessions)
-        await self._all(sessions, self._steps.plan_all)
+        await for_all(sessions, self._steps.plan_all)
         self._book(sessions)
-        await self._all(sessions, self._steps.move_out)
+        await for_all(sessions, self._steps.move_out)
 
     async def resume(self, grant_id: str) -> None:
         """Resumes all sessions of a grant. Raises OrderRefused: all are suspended still."""
@@ -244,7 +244,7 @@ class Suspensions:
             sessions = self._ready(grant_id)
         moved = any(self.memory.out_by_gpu(grant_id).values())
         if moved and self.is_out(grant_id) and self.comes_in_later(grant_id):
-            await self._all(sessions, self._steps.leave_to_arbiter)
+            await for_all(sessions, self._steps.leave_to_arbiter)
             self.swapped.add(grant_id)
             self.on_moved(grant_id)
             for session in sessions:
@@ -257,7 +257,7 @@ class Suspensions:
 
     async def _come_back(self, grant_id: str, sessions: Sequence[Session]) -> None:
         try:
-            await self._all(sessions, self._steps.wake)
+            await for_all(sessions, self._steps.wake)
         except OrderRefused as refused:
             if any(self._of(session).state == RUNNING for session in sessions):
                 await self._suspend_again(grant_id, sessions, refused)
@@ -336,12 +336,12 @@ class Suspensions:
         running = [s for s in sessions if self._of(s).state not in (STOPPED, OUT)]
         job = len(sessions) > 1 or any(len(s.places) > 1 for s in sessions)
         if not job or not running:
-            return await self._all(sessions, self._steps.stop)
+            return await for_all(sessions, self._steps.stop)
         try:
             if not await self._stop_at_cut(grant_id, running):
                 # somebody had begun more just then: once more
                 stopped = [s for s in running if self._of(s).state == STOPPED]
-                await self._all(stopped, self._steps.wake)
+                await for_all(stopped, self._steps.wake)
                 await self._stop_at_cut(grant_id, running, again=False)
         finally:
             self.go_on(grant_id)  # who was stopped begins nothing with it
@@ -355,7 +355,7 @@ class Suspensions:
         for session in sessions:
             self._of(session).note("cut" if still else "no cut", time.monotonic() - began, "")
         try:
-            await self._all(sessions, self._steps.stop)
+            await for_all(sessions, self._steps.stop)
         except OrderRefused:
             if not (still and again):
                 raise
@@ -371,13 +371,6 @@ class Suspensions:
         if opening := [session.id for session in sessions if session.opening]:
             raise OrderRefused(f"session {', '.join(opening)} is being opened; try again")
         return sessions
-
-    async def _all(self, sessions: Sequence[Session], step: Callable[[Session], object]) -> None:
-        """The step for each, side by side; raises the first OrderRefused when all are done."""
-        done = await asyncio.gather(*(_run(step, s) for s in sessions), return_exceptions=True)
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
 
     def _of(self, session: Session) -> Standing:
         standing = self._standing.get(session.id)
@@ -416,9 +409,3 @@ class Suspensions:
 
 async def _hold_nothing(grant_id: str, seconds: float, lasts_seconds: float) -> bool:
     return False
-
-
-async def _run(step: Callable[[Session], object], session: Session) -> None:
-    outcome = step(session)
-    if asyncio.iscoroutine(outcome):
-        await outcome

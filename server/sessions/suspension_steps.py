@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.sessions.records import Session
@@ -28,6 +28,13 @@ from sluice.server.workers.packets import Message
 
 #: Beyond the time that a session has to come to a stop.
 ANSWER_SECONDS = 10.0
+
+
+async def for_all(sessions: Sequence[Session], step: Callable[[Session], Awaitable[None]]) -> None:
+    """The step for each, side by side; raises what the first has raised when all are done."""
+    for outcome in await asyncio.gather(*map(step, sessions), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 class SuspensionSteps:
