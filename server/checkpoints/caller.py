@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks for the driver's checkpoint calls, by processes of their own (checkpoints.helper).
+"""Asks for the driver's checkpoint calls, by processes of their own (checkpoints.driver_process).
 
 Made by server.service, used by sessions.contexts. A call blocks for as long as the driver does, and
 may crash: so each is made by a helper that has nothing else to do at the time, is given so many
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.server.checkpoints import helper
+from sluice.server.checkpoints import driver_process
 from sluice.server.workers.process import WorkerRecord
 
 log = logging.getLogger("sluice.server")
 
-HELPER = str(Path(helper.__file__).resolve())
+HELPER = str(Path(driver_process.__file__).resolve())
 #: The driver's own start, on a host with many GPUs.
 START_SECONDS = 30.0
 IDLE_SECONDS = 60.0
@@ -55,7 +55,7 @@ class Answer:
     @property
     def is_gone(self) -> bool:
         """Whether the process has ended."""
-        return self.status == helper.GONE
+        return self.status == driver_process.GONE
 
 
 class Caller:

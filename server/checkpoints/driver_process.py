@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's checkpoint calls (`cuCheckpointProcess…`), as a process: `python -P helper.py`.
+"""The driver's checkpoint calls (`cuCheckpointProcess…`), as a process: `python -P THIS_FILE`.
 
 Started by checkpoints.caller; nothing of Sluice's is imported, so that it starts fast, and whatever
 hangs or crashes in the driver hangs and crashes alone. It reads one JSON object a line from its

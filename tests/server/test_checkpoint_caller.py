@@ -18,7 +18,7 @@ import pytest
 
 from sluice.server.checkpoints import caller as caller_module
 from sluice.server.checkpoints.caller import Caller, Lost, Unavailable
-from sluice.server.checkpoints.helper import GONE, start_time_of
+from sluice.server.checkpoints.driver_process import GONE, start_time_of
 from sluice.server.workers.process import WorkerRecord
 
 #: A driver whose calls about process N do: hang (lock), crash (checkpoint), say that they cannot.
@@ -98,7 +98,7 @@ def helpers() -> list[int]:
         except OSError:
             continue
         fields = stat[stat.rindex(")") + 2 :].split()
-        if b"checkpoints/helper.py" in command and int(fields[1]) == os.getpid():
+        if b"checkpoints/driver_process.py" in command and int(fields[1]) == os.getpid():
             found += [int(entry.name)] if fields[0] != "Z" else []
     return found
 

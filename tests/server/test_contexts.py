@@ -17,7 +17,7 @@ from sluice.protocol.control import WORKER_SENT
 from sluice.resources.suspended_contexts import TEXTS, ContextPlace, Stays
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.checkpoints.caller import Answer, Lost, Unavailable
-from sluice.server.checkpoints.helper import GONE
+from sluice.server.checkpoints.driver_process import GONE
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.sessions import contexts as contexts_module

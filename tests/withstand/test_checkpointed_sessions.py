@@ -178,7 +178,7 @@ def helpers_of(plane: ControlPlane) -> list[int]:
         except OSError:
             continue
         parent = int(stat[stat.rindex(")") + 2 :].split()[1])
-        if b"checkpoints/helper.py" in command and parent == plane.server.pid:
+        if b"checkpoints/driver_process.py" in command and parent == plane.server.pid:
             found.append(int(entry.name))
     return found
 
