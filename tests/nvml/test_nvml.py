@@ -113,6 +113,24 @@ assert refusal(n.nvmlDeviceGetP2PStatus, *handles, 5) == n.NVML_ERROR_INVALID_AR
     assert pool.sessions() == 1, "CUDA and NVML of one process share a session"
 
 
+def test_a_process_that_looked_first_finds_its_vgpu_by_the_uuid_that_it_knows(
+    pool: StaticPool,
+) -> None:
+    code = """
+looked = [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in range(2)]
+assert looked[0] != looked[1]
+n.nvmlShutdown()
+assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+n.nvmlInit()
+for i, uuid in enumerate(looked):
+    assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(uuid)) == i
+    own = n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i))
+    assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(own)) == i
+assert refusal(n.nvmlDeviceGetHandleByUUID, "GPU-00000000-0000-0000-0000-000000000000") == 6
+"""
+    run(pool, code)
+
+
 def test_memory_is_the_slice_and_follows_the_process(pool: StaticPool) -> None:
     code = """
 handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]

@@ -118,6 +118,7 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int len
   if (const nvmlReturn_t e = enter(device, &vgpu); e != NVML_SUCCESS) return e;
   char text[kUuidBytes];
   uuid_text(vgpu.record().uuid, text);
+  if (vgpu.view) remember_uuid(vgpu.place, vgpu.record().uuid);
   return put_text(text, uuid, length);
 }
 

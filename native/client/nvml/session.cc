@@ -4,9 +4,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "client/core/config.h"
@@ -23,6 +25,18 @@ std::atomic<const client::SessionInterface*> g_interface{nullptr};
 
 // A device's handle is the address of its place here.
 char g_handles[wire::kMaxDevices];
+
+using Uuid = std::array<uint8_t, 16>;
+
+// The last that was told of each while there was no session; none is all zeros.
+struct ToldUuids {
+  std::mutex mutex;
+  Uuid of[wire::kMaxDevices]{};
+};
+ToldUuids& told_uuids() {
+  static auto* const told = new ToldUuids;  // asked while the process ends, too
+  return *told;
+}
 
 // libcuda.so.1 as it is loaded, or nullptr; it is loaded if `load`.
 const client::SessionInterface* find_interface(bool load) {
@@ -202,6 +216,21 @@ uint32_t device_count() {
 }
 
 nvmlDevice_t handle_of(uint32_t index) { return reinterpret_cast<nvmlDevice_t>(&g_handles[index]); }
+
+void remember_uuid(uint32_t index, const uint8_t uuid[16]) {
+  ToldUuids& told = told_uuids();
+  std::lock_guard lock(told.mutex);
+  if (index < wire::kMaxDevices) std::copy_n(uuid, 16, told.of[index].begin());
+}
+
+uint32_t index_told(const std::function<bool(const uint8_t uuid[16])>& match) {
+  const uint32_t count = device_count();
+  ToldUuids& told = told_uuids();
+  std::lock_guard lock(told.mutex);
+  for (uint32_t i = 0; i < count; ++i)
+    if (told.of[i] != Uuid{} && match(told.of[i].data())) return i;
+  return count;
+}
 
 nvmlReturn_t put_text(const char* text, char* to, unsigned int room) {
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;

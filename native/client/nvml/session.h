@@ -7,6 +7,7 @@
 // a session by that.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "abi/nvml.h"
@@ -60,6 +61,12 @@ nvmlReturn_t unsupported();
 uint32_t device_count();
 // Of an index below device_count().
 nvmlDevice_t handle_of(uint32_t index);
+
+// What was told of a vGPU that was only looked at. A session has UUIDs of its own, and a process
+// that looked before it computes asks by the one that it knows.
+void remember_uuid(uint32_t index, const uint8_t uuid[16]);
+// The index of which such a UUID was told; device_count() for none.
+uint32_t index_told(const std::function<bool(const uint8_t uuid[16])>& match);
 
 // Copies a text with its end; NVML_ERROR_INSUFFICIENT_SIZE where it has no room.
 nvmlReturn_t put_text(const char* text, char* to, unsigned int room);

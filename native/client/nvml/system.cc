@@ -40,6 +40,17 @@ nvmlReturn_t find(nvmlDevice_t* device, Match match) {
   return NVML_ERROR_NOT_FOUND;
 }
 
+// By the UUID that a vGPU has, or that was told of it before there was a session.
+template <class Match>
+nvmlReturn_t by_uuid(nvmlDevice_t* device, Match match) {
+  const nvmlReturn_t e = find(device, [&](const DeviceRecord& r) { return match(r.uuid); });
+  if (e != NVML_ERROR_NOT_FOUND) return e;
+  const uint32_t index = index_told(match);
+  if (index >= device_count()) return e;
+  *device = handle_of(index);
+  return NVML_SUCCESS;
+}
+
 nvmlReturn_t by_bus(const char* bus, nvmlDevice_t* device) {
   if (!bus) return NVML_ERROR_INVALID_ARGUMENT;
   const std::optional<sluice::PciAddress> wanted = sluice::read_pci_address(bus);
@@ -120,6 +131,21 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned int length) {
   return name.empty() ? NVML_ERROR_NOT_SUPPORTED : put_text(name.c_str(), version, length);
 }
 
+// The branch that a version is of: 580.159.04 is of r580_00, the first that its number has.
+nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_t* branch, unsigned int length) {
+  Vgpus all;
+  if (const nvmlReturn_t e = enter(&all); e != NVML_SUCCESS) return e;
+  if (!branch) return NVML_ERROR_INVALID_ARGUMENT;
+  if (branch->version != (sizeof *branch | 1u << 24)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  const std::string name = driver_name(all);
+  const std::string major = name.substr(0, name.find('.'));
+  if (major.empty() || major.find_first_not_of("0123456789") != std::string::npos)
+    return NVML_ERROR_NOT_SUPPORTED;
+  const std::string text = "r" + major + "_00";
+  return put_text(text.c_str(), branch->branch,
+                  std::min<unsigned int>(length, sizeof branch->branch));
+}
+
 nvmlReturn_t nvmlSystemGetNVMLVersion(char* version, unsigned int length) {
   Vgpus all;
   if (const nvmlReturn_t e = peek(&all); e != NVML_SUCCESS) return e;
@@ -164,9 +190,9 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t* device
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
   if (!uuid) return NVML_ERROR_INVALID_ARGUMENT;
-  return find(device, [&](const DeviceRecord& r) {
+  return by_uuid(device, [&](const uint8_t known[16]) {
     char own[kUuidBytes];
-    uuid_text(r.uuid, own);
+    uuid_text(known, own);
     return strcasecmp(own, uuid) == 0;
   });
 }
@@ -179,8 +205,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t* uuid, nvmlDevice_t* de
     return nvmlDeviceGetHandleByUUID(text, device);
   }
   if (uuid->type != NVML_UUID_TYPE_BINARY) return NVML_ERROR_INVALID_ARGUMENT;
-  return find(device, [&](const DeviceRecord& r) {
-    return std::memcmp(r.uuid, uuid->value.bytes, sizeof r.uuid) == 0;
+  return by_uuid(device, [&](const uint8_t known[16]) {
+    return std::memcmp(known, uuid->value.bytes, 16) == 0;
   });
 }
 
