@@ -6,7 +6,8 @@ by their hashes) and takes the snapshots out of their repositories, packs both i
 it into pieces, which ENTRY.json lists with their hashes. `unpack` checks the pieces, puts them
 together again and installs. With `--installed` the packages are those that the other machine has:
 only the snapshots travel, what is compiled is compiled there, and a suite that is another version's
-than the package there is said so. `lock` writes the hashes of a list of names and versions.
+than the package there is said so. `lock` writes the hashes of a list of names and versions. What
+shares nothing with the machine's packages travels by alone.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from . import alone
 from .entry import Entry, Place, Snapshot
 
 MIB = 1 << 20
@@ -174,12 +176,16 @@ def prepare(
     *,
     installed: Collection[str] | None = None,
     piece_bytes: int = PIECE_BYTES,
+    architecture: int = alone.ARCHITECTURE,
 ) -> list[Path]:
     """The entry's pieces, and its list of them; returns the pieces.
 
     `installed`: the other machine has the packages, but for these, and compiles for itself.
+    `architecture`: of its GPU, 90 for sm_90, where machine code is thinned.
     """
     out.mkdir(parents=True, exist_ok=True)
+    if entry.alone:
+        return prepare_alone(entry, entry.alone, python, out, piece_bytes, architecture)
     for old in out.glob(f"{entry.name}.tar.*"):
         old.unlink()
     pieces: list[Path] = []
@@ -203,6 +209,28 @@ def prepare(
         "pieces": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in pieces},
     }
     (out / f"{entry.name}.json").write_text(json.dumps(listed, indent=1) + "\n")
+    return pieces
+
+
+def prepare_alone(
+    entry: Entry,
+    kept: alone.Alone,
+    python: str,
+    out: Path,
+    piece_bytes: int,
+    architecture: int,
+) -> list[Path]:
+    """The pieces of an entry whose packages share none with the machine's."""
+    with tempfile.TemporaryDirectory(prefix="entry-") as temporary:
+        wheels, packages = Path(temporary) / "wheels", Path(temporary) / alone.PACKAGES
+        download(entry.requirements, python, wheels, hashes=True)
+        options = ["--no-compile", *wanted_python(python)]
+        alone.install(sorted(wheels.glob("*.whl")), packages, options)
+        shutil.rmtree(wheels)
+        jobs = len(os.sched_getaffinity(0))
+        pieces = alone.pack(entry.name, kept, packages, architecture, out, piece_bytes, jobs)
+    said = {"entry": entry.name, "python": python, "alone": True}
+    (out / f"{entry.name}.json").write_text(json.dumps(said, indent=1) + "\n")
     return pieces
 
 
@@ -259,6 +287,9 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         raise PackageError(f"{listing} is not there: `prepare {entry.name}` makes it")
     said = json.loads(listing.read_text())
     folder = into / entry.name
+    if said.get("alone"):
+        alone.unpack(entry.name, pieces, base, folder)
+        return place_of(entry, into)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     archive = folder / "all.tar"
@@ -273,10 +304,7 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         make_environment(base, folder / "venv")
     place = place_of(entry, into)
     if wheels:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--disable-pip-version-check", "--target", str(place.packages)]
-        command += wanted_python(said["python"])
-        subprocess.run([*command, *map(str, wheels)], check=True)
+        alone.install(wheels, place.packages, wanted_python(said["python"]))
     shutil.rmtree(folder / "wheels")
     if entry.build and said.get("installed"):
         entry.build(place.sources, place.sources)
