@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
-from applications import alone, packages, slices, thinning  # noqa: E402
-from applications.alone import Alone  # noqa: E402
+from applications import carried, packages, slices, thinning  # noqa: E402
+from applications.carried import Carried  # noqa: E402
 from applications.entry import Entry  # noqa: E402
 from applications.slices import SliceError  # noqa: E402
 
@@ -201,12 +202,13 @@ def test_an_environment_that_stands_alone_sees_its_packages_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "download", lambda _, __, folder, **___: wheel(folder))
-    kept = Alone(
+    how = Carried(
+        alone=True,
         left_out=("*/tests/*", "*/include/*"),
         kept=("thing/include/kept.h",),
         emptied=("thing/lib/libunused*",),
     )
-    entry = Entry("e", "E", "it", alone=kept)
+    entry = Entry("e", "E", "it", carried=how)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     [piece] = packages.prepare(entry, python, tmp_path, tmp_path / "pieces")
     assert piece.name == "e.000"
@@ -222,9 +224,28 @@ def test_an_environment_that_stands_alone_sees_its_packages_and_no_others(
     assert [p.name for p in place.package("thing", "include").iterdir()] == ["kept.h"]
     assert thinned(place.package("thing", "lib", "libthing.so.1")) == [False, True]
     assert thinned(place.package("thing", "lib", "libunused.so.1")) == [False, False]
-    said = alone.notes(place.packages)
+    said = carried.notes(place.packages)
     assert said == {"machine code": "for sm_90 alone; that for other architectures was left out"}
-    assert alone.notes(tmp_path) == {}
+    assert carried.notes(tmp_path) == {}
+
+
+def test_what_is_carried_stands_before_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "download", lambda _, __, folder, **___: wheel(folder))
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(base)], check=True)
+    [there] = (base / "lib").glob("python3.*/site-packages")
+    (there / "thing.py").write_text("here = False\n")
+    (there / "other.py").write_text("")
+    entry = Entry("e", "E", "it", carried=Carried())
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages.prepare(entry, python, tmp_path, tmp_path / "pieces")
+    place = packages.unpack(entry, tmp_path / "pieces", base / "bin" / "python", tmp_path / "there")
+    assert packages.asked(place.python, "import json, other, thing; print(json.dumps(thing.here))")
+    assert packages.versions(place, ("thing",)) == {"thing": "1.0"}
+    assert place.package("other.py") == there / "other.py"
+    assert place.package("thing", "lib").is_relative_to(tmp_path / "there")
 
 
 def thinned(path: Path) -> list[bool]:

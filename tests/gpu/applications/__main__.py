@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from . import __doc__ as about
-from .alone import ARCHITECTURE, notes
+from .carried import ARCHITECTURE, notes
 from .comparing import MOST_NAMED, both, compare, whole_files
 from .details import logged, write_cases, write_said
 from .entries import ENTRIES

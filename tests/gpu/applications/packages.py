@@ -6,8 +6,8 @@ by their hashes) and takes the snapshots out of their repositories, packs both i
 it into pieces, which ENTRY.json lists with their hashes. `unpack` checks the pieces, puts them
 together again and installs. With `--installed` the packages are those that the other machine has:
 only the snapshots travel, what is compiled is compiled there, and a suite that is another version's
-than the package there is said so. `lock` writes the hashes of a list of names and versions. What
-shares nothing with the machine's packages travels by alone.py.
+than the package there is said so. `lock` writes the hashes of a list of names and versions. Large
+packages travel by carried.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import alone
+from . import carried, slices
 from .entry import Entry, Place, Snapshot
 
 MIB = 1 << 20
@@ -176,7 +176,7 @@ def prepare(
     *,
     installed: Collection[str] | None = None,
     piece_bytes: int = PIECE_BYTES,
-    architecture: int = alone.ARCHITECTURE,
+    architecture: int = carried.ARCHITECTURE,
 ) -> list[Path]:
     """The entry's pieces, and its list of them; returns the pieces.
 
@@ -184,8 +184,8 @@ def prepare(
     `architecture`: of its GPU, 90 for sm_90, where machine code is thinned.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if entry.alone:
-        return prepare_alone(entry, entry.alone, python, out, piece_bytes, architecture)
+    if entry.carried:
+        return prepare_carried(entry, entry.carried, python, out, piece_bytes, architecture)
     for old in out.glob(f"{entry.name}.tar.*"):
         old.unlink()
     pieces: list[Path] = []
@@ -212,24 +212,24 @@ def prepare(
     return pieces
 
 
-def prepare_alone(
+def prepare_carried(
     entry: Entry,
-    kept: alone.Alone,
+    how: carried.Carried,
     python: str,
     out: Path,
     piece_bytes: int,
     architecture: int,
 ) -> list[Path]:
-    """The pieces of an entry whose packages share none with the machine's."""
+    """The pieces of an entry whose packages are thinned."""
     with tempfile.TemporaryDirectory(prefix="entry-") as temporary:
-        wheels, packages = Path(temporary) / "wheels", Path(temporary) / alone.PACKAGES
+        wheels, packages = Path(temporary) / "wheels", Path(temporary) / carried.PACKAGES
         download(entry.requirements, python, wheels, hashes=True)
         options = ["--no-compile", *wanted_python(python)]
-        alone.install(sorted(wheels.glob("*.whl")), packages, options)
+        carried.install(sorted(wheels.glob("*.whl")), packages, options)
         shutil.rmtree(wheels)
         jobs = len(os.sched_getaffinity(0))
-        pieces = alone.pack(entry.name, kept, packages, architecture, out, piece_bytes, jobs)
-    said = {"entry": entry.name, "python": python, "alone": True}
+        pieces = carried.pack(entry.name, how, packages, architecture, out, piece_bytes, jobs)
+    said = {"entry": entry.name, "python": python, "carried": True}
     (out / f"{entry.name}.json").write_text(json.dumps(said, indent=1) + "\n")
     return pieces
 
@@ -265,8 +265,8 @@ def site_packages(python: Path) -> list[Path]:
     return [Path(text) for text in said if Path(text).is_dir()]
 
 
-def make_environment(base: Path, folder: Path) -> None:
-    """A venv that sees what `base` sees, also where that is a venv itself.
+def make_environment(base: Path, folder: Path, *before: Path) -> None:
+    """A venv that sees what `base` sees, also where that is a venv itself; `before`: and first.
 
     `--system-site-packages` alone shows the packages of the interpreter below it. What looks for
     libraries in packages (cuda.pathfinder) asks site for its prefixes, so it is told of this one.
@@ -275,7 +275,8 @@ def make_environment(base: Path, folder: Path) -> None:
     subprocess.run(venv, check=True)
     [own] = (folder / "lib").glob("python3.*/site-packages")
     prefix = asked(base, "import json, sys; print(json.dumps(sys.prefix))")
-    lines = [f"import site; site.PREFIXES.append({prefix!r})\n"]
+    lines = [f"import sys; sys.path.insert(0, {str(path)!r})\n" for path in before]
+    lines += [f"import site; site.PREFIXES.append({prefix!r})\n"]
     lines += [f"import site; site.addsitedir({str(path)!r})\n" for path in site_packages(base)]
     (own / "beside.pth").write_text("".join(lines))
 
@@ -287,8 +288,12 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         raise PackageError(f"{listing} is not there: `prepare {entry.name}` makes it")
     said = json.loads(listing.read_text())
     folder = into / entry.name
-    if said.get("alone"):
-        alone.unpack(entry.name, pieces, base, folder)
+    if said.get("carried"):
+        slices.finish(entry.name, pieces, folder / carried.PACKAGES)
+        if entry.carried and entry.carried.alone:
+            carried.make_interpreter(base, folder)
+        else:
+            make_environment(base, folder / "venv", folder / carried.PACKAGES)
         return place_of(entry, into)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -304,7 +309,7 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         make_environment(base, folder / "venv")
     place = place_of(entry, into)
     if wheels:
-        alone.install(wheels, place.packages, wanted_python(said["python"]))
+        carried.install(wheels, place.packages, wanted_python(said["python"]))
     shutil.rmtree(folder / "wheels")
     if entry.build and said.get("installed"):
         entry.build(place.sources, place.sources)

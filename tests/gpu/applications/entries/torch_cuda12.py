@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch for CUDA 12.8: the features of tests/gpu/features.py, with other packages.
 
-Its operators and workloads are measured by tests/gpu/run_cuda12.py.
+Its operators and workloads are measured by tests/gpu/conformance.py --python.
 """
 
 from __future__ import annotations
 
-from ..alone import Alone
+from ..carried import Carried
 from ..entry import Entry, Programs
 from . import torch_cuda13
 
@@ -21,7 +21,8 @@ ENTRY = Entry(
         *("workloads/cu12_resnet50_train", "workloads/cu12_resnet50_infer"),
         *("workloads/cu12_gpt2_generate", "workloads/cu12_operators"),
     ),
-    alone=Alone(
+    carried=Carried(
+        alone=True,
         left_out=(
             *("*/tests/*", "*.a", "*.pyi", "*.bc", "*/include/*"),
             *("torch/share/*", "torch/test/*", "torch/bin/protoc*", "torch/lib/*_test*.so"),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that stand alone: an environment of gibibytes, as small as it travels.
+"""Packages of hundreds of megabytes and more, as small as they travel.
 
-An entry with other CUDA libraries than the machine's (Entry.alone) shares nothing with it. `pack`
-installs its wheels into a folder here, takes out what it never loads, thins what has machine code
-(thinning.py) and cuts the folder into pieces (slices.py). `unpack` puts them together on the other
-machine and makes an interpreter that sees these packages and no others. The file NOTES in the
-entry's folder has what its results have to say of it.
+`pack` installs an entry's wheels into a folder here, takes out what it never loads, thins what has
+machine code (thinning.py) and cuts the folder into pieces (slices.py). `unpack` puts them together
+on the other machine, and makes an interpreter that sees these packages before those that are there,
+or none of those (`Carried.alone`), where they are for other CUDA libraries. A file in the packages
+has what results have to say of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ ARCHITECTURE = 90
 
 
 @dataclass(frozen=True)
-class Alone:
-    """What is left out of such an environment; patterns of paths in it, `*` also for `/`."""
+class Carried:
+    """How an entry's packages travel; patterns of paths below them, `*` also for `/`."""
 
+    alone: bool = False  #: they share none with the machine's
     left_out: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()  #: of what is left out
     emptied: tuple[str, ...] = ()  #: libraries that are loaded and whose code never runs
@@ -41,24 +42,24 @@ def like(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def strip(folder: Path, alone: Alone) -> None:
+def strip(folder: Path, carried: Carried) -> None:
     """Takes out the files that nobody loads, and folders that are empty then."""
     for path in sorted(folder.rglob("*"), reverse=True):
         name = str(path.relative_to(folder))
         if path.is_dir():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif like(name, alone.left_out) and not like(name, alone.kept):
+        elif like(name, carried.left_out) and not like(name, carried.kept):
             path.unlink()
 
 
-def thin(folder: Path, alone: Alone, architecture: int) -> thinning.Thinned:
+def thin(folder: Path, carried: Carried, architecture: int) -> thinning.Thinned:
     """Thins every library of the folder."""
     whole = thinning.Thinned()
     for path in sorted(folder.rglob("*.so*")):
         if path.is_symlink() or not path.is_file():
             continue
-        emptied = like(str(path.relative_to(folder)), alone.emptied)
+        emptied = like(str(path.relative_to(folder)), carried.emptied)
         found = thinning.thin(path, None if emptied else architecture)
         whole.kept += found.kept
         whole.emptied += found.emptied
@@ -67,7 +68,7 @@ def thin(folder: Path, alone: Alone, architecture: int) -> thinning.Thinned:
 
 def pack(
     name: str,
-    alone: Alone,
+    carried: Carried,
     packages: Path,
     architecture: int,
     out: Path,
@@ -75,8 +76,8 @@ def pack(
     jobs: int,
 ) -> list[Path]:
     """The pieces of installed packages; the folder is changed."""
-    strip(packages, alone)
-    thin(packages, alone, architecture)
+    strip(packages, carried)
+    thin(packages, carried, architecture)
     notes = {"machine code": thinning.NOTE.format(architecture)}
     (packages / NOTES).write_text(json.dumps(notes) + "\n")
     return slices.pack(packages, name, out, piece_bytes, jobs)
@@ -90,12 +91,6 @@ def make_interpreter(base: Path, folder: Path) -> None:
     [own] = (folder / "venv" / "lib").glob("python3.*")
     shutil.rmtree(own / PACKAGES)
     (own / PACKAGES).symlink_to(folder / PACKAGES)
-
-
-def unpack(name: str, pieces: Path, base: Path, folder: Path) -> None:
-    """The environment out of its pieces, of which some may have been taken before."""
-    slices.finish(name, pieces, folder / PACKAGES)
-    make_interpreter(base, folder)
 
 
 def notes(packages: Path) -> dict[str, str]:
