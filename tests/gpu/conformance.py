@@ -2,13 +2,16 @@
 """The conformance run with PyTorch, part of `make test-gpu`: all that applications do, compared.
 
     python tests/gpu/conformance.py [--parts operators samples …] [--rounds 10] [--samples FOLDER]
+    python tests/gpu/conformance.py --python PYTHON --parts workloads operators
 
 Natively and through Sluice, compared; each part prints its table. Sessions come from the static
 server (run.py), confined and as an ordinary user. The machine's own Python must have PyTorch for
-CUDA 13; what is missing is skipped, by name and reason. NVIDIA's cuda-samples are not part of
-Sluice: --samples (or CUDA_SAMPLES) is their checkout, or the folder that build_samples.py made of
-it. Operator results are kept under --results (build/conformance), so a run that was cut short goes
-on; --fresh begins anew. The last line counts parts.
+CUDA 13, or --python names the interpreter of an environment with PyTorch for CUDA 12: its programs
+are started by `sluice run`, its figures begin with `cu12_`, and the node's libraries are those that
+the machine has, so CUDA 13's. What is missing is skipped, by name and reason. NVIDIA's cuda-samples
+are not part of Sluice: --samples (or CUDA_SAMPLES) is their checkout, or the folder that
+build_samples.py made of it. Operator results are kept under --results (build/conformance), so a run
+that was cut short goes on; --fresh begins anew. The last line counts parts.
 """
 
 from __future__ import annotations
@@ -27,15 +30,18 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 import run as gpu  # noqa: E402
+from run_workloads import by_sluice_run, own  # noqa: E402
 
 PARTS = ("operators", "features", "samples", "ddp", "footprint", "workloads")
+#: What can be run of another interpreter's PyTorch (its features: python -m applications).
+OTHER_PARTS = ("operators", "workloads")
 
 
-def lacking() -> str:
-    """What of this Python is missing for any of it, or nothing."""
+def lacking(python: str, environment: dict[str, str]) -> str:
+    """What of a Python is missing for any of it, or nothing."""
     check = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
     done = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, check=False
+        [python, "-c", check], capture_output=True, text=True, check=False, env=environment
     )
     if done.returncode == 3:
         return "this PyTorch sees no GPU natively"
@@ -65,9 +71,19 @@ class Conformance:
         }
         del self.ours["SLUICE_STATS"]
         self.driving = {k: v for k, v in self.ours.items() if k != "LD_PRELOAD"}
+        #: what starts Python natively, and through Sluice
+        self.words, self.our_words = [sys.executable], [sys.executable]
+        if options.python:
+            self.words, self.our_words = [str(options.python)], by_sluice_run(options.python)
+            self.native = own(self.native)
+            variables = {**server.under_run("tcp"), **server.under_run("shm")}
+            self.ours = {**self.native, **variables, "PYTHONPATH": str(ROOT / "python")}
+            self.driving = {**os.environ, **variables}
 
     def lacks(self, part: str, devices: list[str]) -> str:
         """What this machine lacks for that part, or nothing."""
+        if self.options.python and part not in OTHER_PARTS:
+            return "it is run with the machine's own PyTorch"
         if part == "ddp" and len(devices) < 2:
             return "it needs two GPUs"
         if part == "samples" and not self.options.samples.is_dir():
@@ -76,36 +92,46 @@ class Conformance:
 
     def script(self, name: str, *arguments: str) -> bool:
         """Run one of the scripts beside this one; it compares by itself."""
-        command = [sys.executable, str(HERE / name), "--preload", self.preload, *arguments]
+        of = ["--preload", self.preload]
+        if self.options.python:
+            of = ["--python", str(self.options.python), "--prefix", "cu12_"]
+        command = [sys.executable, str(HERE / name), *of, *arguments]
         # The script itself is native: only the processes that it starts get the libraries.
         environment = {**self.driving, "LD_LIBRARY_PATH": self.native.get("LD_LIBRARY_PATH", "")}
         return subprocess.run(command, env=environment, check=False).returncode == 0
 
-    def shard(self, out: Path, number: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def shard(self, out: Path, number: int, until: float, ours: bool) -> subprocess.Popen[bytes]:
         """Start one process of the operator run."""
         arguments = ["--out", str(out), "--shard", str(number), "--of", str(self.options.jobs)]
+        arguments += ["--until", str(until), "--samples", str(self.options.operator_samples)]
         with Path(f"{out}.{number}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, str(HERE / "operators.py"), "run", *arguments],
-                env=environment,
+                [
+                    *(self.our_words if ours else self.words),
+                    *(str(HERE / "operators.py"), "run", *arguments),
+                ],
+                env=self.ours if ours else self.native,
                 stdout=log,
                 stderr=log,
             )
 
-    def all_operators(self, out: Path, environment: dict[str, str]) -> None:
+    def all_operators(self, out: Path, ours: bool) -> None:
         """Run every operator; a shard that died goes on behind the operator that did it."""
         begun = time.monotonic()
-        running = {i: self.shard(out, i, environment) for i in range(self.options.jobs)}
+        # Twice the time: nothing that ran natively is to be missed for want of it.
+        seconds = self.options.seconds * (2 if ours else 1)
+        until = begun + seconds
+        running = {i: self.shard(out, i, until, ours) for i in range(self.options.jobs)}
         while running:
             for number, process in list(running.items()):
                 if process.poll() is None:
                     continue
                 del running[number]
-                late = time.monotonic() - begun > self.options.seconds
-                if process.returncode != 0 and not late:
-                    running[number] = self.shard(out, number, environment)
+                if process.returncode != 0 and time.monotonic() < until:
+                    running[number] = self.shard(out, number, until, ours)
             time.sleep(0.2)
-        print(f"{out.name}: {len(list(out.glob('*.pt')))} results", flush=True)
+        results, took = len(list(out.glob("*.pt"))), time.monotonic() - begun
+        print(f"{out.name}: {results} results, {took:.0f} s", flush=True)
 
     def operators(self) -> bool:
         """PyTorch's operator database: twice natively, once through Sluice."""
@@ -116,10 +142,13 @@ class Conformance:
         places = {n: folder / n for n in ("native", "native-again", "sluice")}
         for name, place in places.items():
             place.mkdir(exist_ok=True)
-            self.all_operators(place, self.ours if name == "sluice" else self.native)
+            self.all_operators(place, ours=name == "sluice")
         both = f"{places['native']},{places['native-again']}"
-        command = [sys.executable, str(HERE / "operators.py"), "compare", both]
-        done = subprocess.run([*command, str(places["sluice"])], env=self.native, check=False)
+        command = [*self.words, str(HERE / "operators.py"), "compare", both, str(places["sluice"])]
+        if self.options.python:
+            command += ["--figure", "cu12_operators", "--threshold", "0.99"]
+        commit = {k: v for k, v in os.environ.items() if k == "SLUICE_COMMIT"}
+        done = subprocess.run(command, env={**self.native, **commit}, check=False)
         return done.returncode == 0
 
     def features(self) -> bool:
@@ -129,6 +158,7 @@ class Conformance:
     def workloads(self) -> bool:
         """The figures; they decide nothing."""
         names = ["resnet50_train", "resnet50_infer", "gpt2_generate", "gpt2_train"]
+        names = names[:3] if self.options.python else names
         arguments = ["--rounds", str(self.options.rounds), "--channels", "shm", "tcp", "--"]
         return self.script("run_workloads.py", *arguments, *names)
 
@@ -153,14 +183,22 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--rounds", type=int, default=10, help="of the workloads")
     parser.add_argument("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--python", type=Path, help="with PyTorch for CUDA 12")
     parser.add_argument("--seconds", type=int, default=1800, help="for the operators of one run")
+    parser.add_argument(
+        "--operator-samples", type=int, default=1000, help="of each operator and dtype, at most"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "conformance")
     parser.add_argument("--fresh", action="store_true", help="forget earlier operator results")
     samples = os.environ.get("CUDA_SAMPLES", str(ROOT / "build" / "samples"))
     parser.add_argument("--samples", type=Path, default=Path(samples), help="cuda-samples 13")
     options = parser.parse_args()
     driver = gpu.find_driver()
-    why = lacking() if driver else "this machine shows no NVIDIA GPU"
+    why = "this machine shows no NVIDIA GPU"
+    if driver and options.python:
+        why = lacking(str(options.python), own(os.environ))
+    elif driver:
+        why = lacking(sys.executable, dict(os.environ))
     if why:
         print(f"skipped: {why}\n0 passed, 0 failed, {len(options.parts)} skipped")
         return 0

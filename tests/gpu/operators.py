@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's own operator database, natively and through Sluice, compared.
 
-    python tests/gpu/operators.py run --out FOLDER [--shard I --of N] [--samples K]
+    python tests/gpu/operators.py run --out FOLDER [--shard I --of N] [--samples K] [--until TIME]
     python tests/gpu/operators.py compare NATIVE OURS
 
 `run` takes every operator of torch.testing._internal.common_methods_invocations.op_db that PyTorch
 supports on CUDA, in float32, bfloat16 and complex64, calls it with its sample inputs, forward and
 backward, and stores what came out: FOLDER/NAME.pt, one file an operator and dtype. It goes on where
 it stopped; an operator during which the process died is noted as lost and not tried again. The same
-seed gives the same inputs everywhere.
+seed gives the same inputs everywhere. Past `--until` (of CLOCK_MONOTONIC) it begins no other.
 
 `compare` takes the results that the native run had as the denominator: a sample that raised
 natively is left out, an operator counts as equal when every sample is bit for bit the same, as
 close when the rest is within PyTorch's own tolerances, else as different or failing. NATIVE may
 name two folders with a comma: where two native runs differ from one another, bits cannot be
-compared.
+compared. Where OURS has the file `stopped` the time was up, and what it lacks is not counted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 DTYPES = ("float32", "bfloat16", "complex64")
+STOPPED = "stopped"
 LARGEST = 1 << 20
 """Elements of a result that are stored; of larger ones a digest and sums."""
 
@@ -145,6 +147,9 @@ def run(options: argparse.Namespace) -> int:
             continue
         if options.only and op.name not in options.only:
             continue
+        if options.until and time.monotonic() > options.until:
+            (options.out / STOPPED).touch()
+            return 0
         torch.save({"lost": True}, path)  # stays when the process dies now
         signal.alarm(options.seconds)
         try:
@@ -223,12 +228,16 @@ def compare(options: argparse.Namespace) -> int:
     ours = load(torch, options.ours)
     counts: dict[str, Counter[str]] = {d: Counter() for d in DTYPES}
     lines = []
+    stopped, not_reached = (options.ours / STOPPED).exists(), 0
     for key, native in natives[0].items():
         samples = native.get("samples")
         if not samples or all("raised" in s for s in samples):
             continue
         dtype = key.rsplit("-", 1)[1]
         got = ours.get(key)
+        if got is None and stopped:
+            not_reached += 1
+            continue
         if got is None:
             verdict, why = "failing", "not run"
         elif "samples" not in got:
@@ -252,8 +261,26 @@ def compare(options: argparse.Namespace) -> int:
     share = good / max(1, sum(total.values()))
     print(
         f"\nas native: {share:.2%} of {sum(total.values())} operators and dtypes that run natively"
+        + (f"; {not_reached} more were not reached in the time given" if not_reached else "")
     )
+    if options.figure:
+        record_share(torch, options, share)
     return 0 if share >= options.threshold else 1
+
+
+def record_share(torch: Any, options: argparse.Namespace, share: float) -> None:
+    """The share of operators as native, into build/measurements."""
+    sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "dev"), str(Path(__file__).parent)]
+    from measurements import Run, write_measured
+    from run_workloads import torch_version
+
+    python = Path(sys.executable) if torch.version.cuda.startswith("12") else None
+    command = "python tests/gpu/conformance.py --parts operators"
+    run = Run(command, gpu=True, rounds=1, software=torch_version(python))
+    kept = run.record(
+        options.figure, share, "ratio", channel="shm", better="higher", limit=options.threshold
+    )
+    print(f"figures: {write_measured('workloads', [kept])}")
 
 
 def main() -> int:
@@ -267,11 +294,13 @@ def main() -> int:
     runner.add_argument("--samples", type=int, default=1000)
     runner.add_argument("--seconds", type=int, default=60, help="for one operator and dtype")
     runner.add_argument("--only", nargs="*", help="these operators")
+    runner.add_argument("--until", type=float, default=0.0, help="CLOCK_MONOTONIC, seconds")
     runner.set_defaults(run=run)
     comparer = commands.add_parser("compare")
     comparer.add_argument("native")
     comparer.add_argument("ours", type=Path)
     comparer.add_argument("--threshold", type=float, default=0.97)
+    comparer.add_argument("--figure", default="", help="the name under which the share is recorded")
     comparer.set_defaults(run=compare)
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":

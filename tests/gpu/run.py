@@ -162,6 +162,13 @@ class Server:
                 raise SystemExit(f"the server does not start:\n{self.server_log()}")
             time.sleep(0.05)
 
+    def under_run(self, channel: str) -> dict[str, str]:
+        """The variables of a program that `sluice run` starts, which finds libraries by itself."""
+        found = dict(self.environments[channel])
+        del found["LD_LIBRARY_PATH"]
+        del found["SLUICE_STATS"]  # among errors they would stand before the reasons
+        return {**found, "SLUICE_LIBRARIES": str(built("libcuda.so.1").parent)}
+
     def server_log(self) -> str:
         """What the server says of itself."""
         path = self.folder / "log" / "server.log"

@@ -2,12 +2,14 @@
 """Framework workloads natively and through Sluice in alternation; medians of the paired ratios.
 
     python tests/gpu/run_workloads.py --rounds 10 --preload LIB:LIB [--channels shm tcp] [NAME ...]
+    python tests/gpu/run_workloads.py --python PYTHON --prefix cu12_ [NAME ...]
 
 Each round runs all workloads in one process natively, then in one process for each channel
 (workloads.py). Sluice's environment is this process's with SLUICE_* set by the caller; --preload
-lists its libraries. A table is printed after every round, so that a run cut short has one; --out
-gets a line of JSON for every process, and build/measurements/workloads.jsonl the medians
-(dev/measurements.py keeps them for the documents).
+lists its libraries. With --python the PyTorch is another interpreter's, whose processes are started
+by `sluice run`; --prefix goes before the figures' names. A table is printed after every round, so
+that a run cut short has one; --out gets a line of JSON for every process, and
+build/measurements/workloads.jsonl the medians (dev/measurements.py keeps them for the documents).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -34,9 +37,11 @@ Lines = dict[str, dict[str, Any]]
 ITEMS = {"gpt2_generate": ("_per_token", 128)}
 
 
-def once(names: list[str], environment: dict[str, str], share: float) -> Lines:
-    """One process: its lines by workload."""
-    command = [sys.executable, str(HERE / "workloads.py"), *names]
+def once(
+    words: Sequence[str], names: list[str], environment: dict[str, str], share: float
+) -> Lines:
+    """One process of an interpreter: its lines by workload."""
+    command = [*words, str(HERE / "workloads.py"), *names]
     done = subprocess.run(
         [*command, "--share-of-steps", str(share)],
         env=environment,
@@ -50,9 +55,31 @@ def once(names: list[str], environment: dict[str, str], share: float) -> Lines:
     return {line["name"]: line for line in lines}
 
 
-def torch_version() -> dict[str, str]:
-    """The PyTorch that is measured with."""
-    return {"PyTorch": version("torch").partition("+")[0]}
+def torch_version(python: Path | None = None) -> dict[str, str]:
+    """The PyTorch that is measured with; of another interpreter with the CUDA that it is for."""
+    if python is None:
+        return {"PyTorch": version("torch").partition("+")[0]}
+    program = (
+        "import json, pathlib, torch; at = pathlib.Path(torch.__file__).parents[1] / 'notes.json'; "
+        "notes = json.loads(at.read_text()) if at.exists() else {}; "
+        "said = f'{torch.__version__.partition(\"+\")[0]} for CUDA {torch.version.cuda}'; "
+        "print(json.dumps({'PyTorch': said, **notes}))"
+    )
+    done = subprocess.run(
+        [str(python), "-c", program], env=own(os.environ), capture_output=True, check=True
+    )
+    said: dict[str, str] = json.loads(done.stdout)
+    return said
+
+
+def own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what is Sluice's, or of the Python that runs this."""
+    return {k: v for k, v in environment.items() if not k.startswith(("SLUICE_", "PYTHON"))}
+
+
+def by_sluice_run(python: Path) -> list[str]:
+    """The words with which `sluice run` starts an interpreter."""
+    return [sys.executable, "-m", "sluice.guest_runtime", "run", str(python)]
 
 
 def table(names: list[str], runs: dict[str, list[Lines]]) -> None:
@@ -82,7 +109,9 @@ def table(names: list[str], runs: dict[str, list[Lines]]) -> None:
     sys.stdout.flush()
 
 
-def records(names: list[str], runs: dict[str, list[Lines]], run: Run) -> list[Measurement]:
+def records(
+    names: list[str], runs: dict[str, list[Lines]], run: Run, prefix: str = ""
+) -> list[Measurement]:
     """Rates with their paired ratios, what each step sent, and the program's CPU."""
     run.rounds = len(runs["native"])
     found = []
@@ -93,7 +122,7 @@ def records(names: list[str], runs: dict[str, list[Lines]], run: Run) -> list[Me
             rates = [b["rate"] for b in ours]
             found.append(
                 run.record(
-                    name,
+                    f"{prefix}{name}",
                     median(rates),
                     ours[-1]["unit"],
                     channel=channel,
@@ -107,7 +136,7 @@ def records(names: list[str], runs: dict[str, list[Lines]], run: Run) -> list[Me
             for what in ("round_trips", "commands"):
                 if ours[-1][what] is not None:
                     count = ours[-1][what] / items
-                    figure = f"{name}_{what}{end}"
+                    figure = f"{prefix}{name}_{what}{end}"
                     found.append(run.record(figure, count, "1", channel=channel, better="lower"))
     of_processes = [("import_s", "import_s"), ("first_kernel_s", "first_kernel_s")]
     for channel in [c for c in runs if c != "native"]:
@@ -117,7 +146,7 @@ def records(names: list[str], runs: dict[str, list[Lines]], run: Run) -> list[Me
             own, other = ([r[name][key] for r in runs[c]] for c in ("native", channel))
             found.append(
                 run.record(
-                    figure,
+                    f"{prefix}{figure}",
                     median(other),
                     "s",
                     channel=channel,
@@ -134,31 +163,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Workloads, natively and through Sluice.")
     parser.add_argument("names", nargs="*", default=["resnet50_train", "resnet50_infer"])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--preload", required=True)
+    parser.add_argument("--preload", help="Sluice's libraries; not with --python")
+    parser.add_argument("--python", type=Path, help="of an environment of its own")
+    parser.add_argument("--prefix", default="", help="of the figures' names")
     parser.add_argument("--channels", nargs="*", default=["shm"])
     parser.add_argument("--share-of-steps", type=float, default=1.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if bool(options.preload) == bool(options.python):
+        parser.error("either --preload or --python")
     native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    ours = {**os.environ, "LD_PRELOAD": options.preload or ""}
+    words, by_us = [sys.executable], [sys.executable]
+    if options.python:
+        words, by_us = [str(options.python)], by_sluice_run(options.python)
+        native = own(native)
+        ours = {k: v for k, v in os.environ.items() if k.startswith("SLUICE_")}
+        ours = {**native, **ours, "PYTHONPATH": str(HERE.parents[1] / "python")}
     environments = {"native": native}
     for channel in options.channels:
-        environments[channel] = {
-            **os.environ,
-            "LD_PRELOAD": options.preload,
-            "SLUICE_CHANNEL": channel,
-        }
-    run = Run("python tests/gpu/run_workloads.py", gpu=True, software=torch_version())
+        environments[channel] = {**ours, "SLUICE_CHANNEL": channel}
+    said = f"python tests/gpu/{'conformance' if options.python else 'run_workloads'}.py"
+    run = Run(said, gpu=True, software=torch_version(options.python))
     runs: dict[str, list[Lines]] = {c: [] for c in environments}
     for _ in range(options.rounds):
         for channel, environment in environments.items():
-            runs[channel].append(once(options.names, environment, options.share_of_steps))
+            of = words if channel == "native" else by_us
+            runs[channel].append(once(of, options.names, environment, options.share_of_steps))
             time.sleep(0.5)  # the next worker warms up meanwhile
             if options.out:
                 with options.out.open("a") as file:
                     line = {"channel": channel, "runs": runs[channel][-1]}
                     file.write(json.dumps(line) + "\n")
         table(options.names, runs)
-        path = write_measured("workloads", records(options.names, runs, run))
+        path = write_measured("workloads", records(options.names, runs, run, options.prefix))
     print(f"figures: {path}")
     return 0
 

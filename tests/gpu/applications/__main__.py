@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from . import __doc__ as about
+from .carried import ARCHITECTURE, notes
 from .comparing import MOST_NAMED, both, compare, whole_files
 from .details import logged, write_cases, write_said
 from .entries import ENTRIES
@@ -29,6 +30,7 @@ from .packages import (
 )
 from .results import RAN, ROOT, Result, ResultError, keep, write
 from .running import FileRun, Way, run_part, size_of, worth_it
+from .slices import SliceError
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
 
@@ -72,6 +74,7 @@ def prepare_entries(options: argparse.Namespace) -> int:
             options.pieces,
             installed=options.also if options.installed else None,
             piece_bytes=options.piece_mib * MIB,
+            architecture=options.architecture,
         )
         size = sum(piece.stat().st_size for piece in pieces) / MIB
         print(f"{entry.name}: {size:.1f} MiB in {len(pieces)} pieces in {options.pieces}")
@@ -185,7 +188,7 @@ def judged(
         native_seconds=round(native.seconds, 1),
         seconds=round(way.seconds, 1),
         machine=f"software GPU, {run.machine}" if options.softgpu else run.machine,
-        software=run.software | versions(place, entry.versions) | suites,
+        software=run.software | versions(place, entry.versions) | suites | notes(place.packages),
         date=time.strftime("%Y-%m-%d"),
         commit=run.commit or "unknown",
         command=run.command,
@@ -220,11 +223,8 @@ def run_entries(options: argparse.Namespace) -> int:
         ways = [Way("native", native, ours=False, budget=options.budget)]
         for channel in options.channels:
             # Twice the time: nothing that ran natively is to be missed for want of it.
-            environment = dict(server.environments[channel])
+            environment = server.under_run(channel)
             ways.append(Way(channel, environment, ours=True, budget=2 * options.budget))
-            environment.pop("LD_LIBRARY_PATH")  # `sluice run` finds its libraries
-            environment.pop("SLUICE_STATS")  # among errors they would stand before the reasons
-            environment["SLUICE_LIBRARIES"] = str(built("libcuda.so.1").parent)
             environment["PATH"] = f"{our_commands(folder)}:{os.environ.get('PATH', '')}"
         for way in ways:  # what is compiled and kept is each way's own
             home = folder / f"home-{way.name}"
@@ -279,6 +279,12 @@ def main() -> int:
         help="the other machine has the packages: only sources travel, compiled there",
     )
     preparer.add_argument("--also", nargs="*", default=[], help="packages that it has not")
+    preparer.add_argument(
+        "--architecture",
+        type=int,
+        default=ARCHITECTURE,
+        help="of the other machine's GPU, 90 for sm_90, where code for others is left out",
+    )
     locker = command("lock", lock_entries, "write the hashes of lists whose versions changed")
     locker.add_argument("--python", nargs="*", default=["3.12"])
     unpacker = command("unpack", unpack_entries, "install what was packed")
@@ -312,7 +318,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         return int(options.call(options))
-    except (PackageError, ResultError) as error:
+    except (PackageError, ResultError, SliceError) as error:
         print(f"applications: {error}", file=sys.stderr)
         return 2
 

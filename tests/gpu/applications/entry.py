@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .carried import Carried
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -83,6 +85,7 @@ class Entry:
     gibibytes: float = 0.5  #: what its packages come to, about
     seconds: int = 600  #: for one process
     gpu_mib: int = 16384
+    carried: Carried | None = None  #: where its packages are thinned to travel
     figures: tuple[str, ...] = ()  #: of docs/measurements: SUBJECT/NAME, said beside the results
     not_run: str = ""  #: why there is no result yet, where it is not only that nobody ran it
 

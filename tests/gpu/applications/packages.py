@@ -6,7 +6,8 @@ by their hashes) and takes the snapshots out of their repositories, packs both i
 it into pieces, which ENTRY.json lists with their hashes. `unpack` checks the pieces, puts them
 together again and installs. With `--installed` the packages are those that the other machine has:
 only the snapshots travel, what is compiled is compiled there, and a suite that is another version's
-than the package there is said so. `lock` writes the hashes of a list of names and versions.
+than the package there is said so. `lock` writes the hashes of a list of names and versions. Large
+packages travel by carried.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from . import carried, slices
 from .entry import Entry, Place, Snapshot
 
 MIB = 1 << 20
@@ -174,12 +176,16 @@ def prepare(
     *,
     installed: Collection[str] | None = None,
     piece_bytes: int = PIECE_BYTES,
+    architecture: int = carried.ARCHITECTURE,
 ) -> list[Path]:
     """The entry's pieces, and its list of them; returns the pieces.
 
     `installed`: the other machine has the packages, but for these, and compiles for itself.
+    `architecture`: of its GPU, 90 for sm_90, where machine code is thinned.
     """
     out.mkdir(parents=True, exist_ok=True)
+    if entry.carried:
+        return prepare_carried(entry, entry.carried, python, out, piece_bytes, architecture)
     for old in out.glob(f"{entry.name}.tar.*"):
         old.unlink()
     pieces: list[Path] = []
@@ -203,6 +209,28 @@ def prepare(
         "pieces": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in pieces},
     }
     (out / f"{entry.name}.json").write_text(json.dumps(listed, indent=1) + "\n")
+    return pieces
+
+
+def prepare_carried(
+    entry: Entry,
+    how: carried.Carried,
+    python: str,
+    out: Path,
+    piece_bytes: int,
+    architecture: int,
+) -> list[Path]:
+    """The pieces of an entry whose packages are thinned."""
+    with tempfile.TemporaryDirectory(prefix="entry-") as temporary:
+        wheels, packages = Path(temporary) / "wheels", Path(temporary) / carried.PACKAGES
+        download(entry.requirements, python, wheels, hashes=True)
+        options = ["--no-compile", *wanted_python(python)]
+        carried.install(sorted(wheels.glob("*.whl")), packages, options)
+        shutil.rmtree(wheels)
+        jobs = len(os.sched_getaffinity(0))
+        pieces = carried.pack(entry.name, how, packages, architecture, out, piece_bytes, jobs)
+    said = {"entry": entry.name, "python": python, "carried": True}
+    (out / f"{entry.name}.json").write_text(json.dumps(said, indent=1) + "\n")
     return pieces
 
 
@@ -237,8 +265,8 @@ def site_packages(python: Path) -> list[Path]:
     return [Path(text) for text in said if Path(text).is_dir()]
 
 
-def make_environment(base: Path, folder: Path) -> None:
-    """A venv that sees what `base` sees, also where that is a venv itself.
+def make_environment(base: Path, folder: Path, *before: Path) -> None:
+    """A venv that sees what `base` sees, also where that is a venv itself; `before`: and first.
 
     `--system-site-packages` alone shows the packages of the interpreter below it. What looks for
     libraries in packages (cuda.pathfinder) asks site for its prefixes, so it is told of this one.
@@ -247,7 +275,8 @@ def make_environment(base: Path, folder: Path) -> None:
     subprocess.run(venv, check=True)
     [own] = (folder / "lib").glob("python3.*/site-packages")
     prefix = asked(base, "import json, sys; print(json.dumps(sys.prefix))")
-    lines = [f"import site; site.PREFIXES.append({prefix!r})\n"]
+    lines = [f"import sys; sys.path.insert(0, {str(path)!r})\n" for path in before]
+    lines += [f"import site; site.PREFIXES.append({prefix!r})\n"]
     lines += [f"import site; site.addsitedir({str(path)!r})\n" for path in site_packages(base)]
     (own / "beside.pth").write_text("".join(lines))
 
@@ -259,6 +288,13 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         raise PackageError(f"{listing} is not there: `prepare {entry.name}` makes it")
     said = json.loads(listing.read_text())
     folder = into / entry.name
+    if said.get("carried"):
+        slices.finish(entry.name, pieces, folder / carried.PACKAGES)
+        if entry.carried and entry.carried.alone:
+            carried.make_interpreter(base, folder)
+        else:
+            make_environment(base, folder / "venv", folder / carried.PACKAGES)
+        return place_of(entry, into)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     archive = folder / "all.tar"
@@ -273,10 +309,7 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
         make_environment(base, folder / "venv")
     place = place_of(entry, into)
     if wheels:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--disable-pip-version-check", "--target", str(place.packages)]
-        command += wanted_python(said["python"])
-        subprocess.run([*command, *map(str, wheels)], check=True)
+        carried.install(wheels, place.packages, wanted_python(said["python"]))
     shutil.rmtree(folder / "wheels")
     if entry.build and said.get("installed"):
         entry.build(place.sources, place.sources)
