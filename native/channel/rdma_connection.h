@@ -35,6 +35,7 @@
 #include "channel/rdma_memory.h"
 #include "channel/rdma_placing.h"
 #include "channel/rdma_registrations.h"
+#include "channel/spin_time.h"
 #include "channel/stream.h"
 #include "wire/protocol.h"
 
@@ -44,24 +45,6 @@ struct ibv_qp;
 struct ibv_wc;
 
 namespace sluice::channel {
-
-// How long it is worth looking before sleeping: what is waited for comes after about as long as it
-// did the last times. Grows where it came soon after that, shrinks where it did not.
-class SpinTime {
- public:
-  uint64_t nanoseconds() const { return nanoseconds_; }
-  void waited(uint64_t so_long) {
-    // Where processors are few, who looks takes one from who works, the other side among them.
-    static const bool few = sysconf(_SC_NPROCESSORS_ONLN) < 4;
-    if (few || so_long <= nanoseconds_) return;
-    nanoseconds_ =
-        so_long < 2 * kMost ? std::min(kMost, 2 * so_long) : std::max(kLeast, nanoseconds_ / 2);
-  }
-
- private:
-  static constexpr uint64_t kLeast = 50'000, kMost = 400'000;
-  uint64_t nanoseconds_ = kLeast;
-};
 
 class RdmaConnection {
  public:
@@ -206,7 +189,8 @@ class RdmaConnection {
   int epoll_ = -1;
   int nudges_[2] = {-1, -1};  // by Role
   std::atomic<bool> sleeps_[2] = {false, false};
-  SpinTime patience_[2];  // of who reads and who writes, each its own
+  static constexpr SpinTime::Bounds kLooks{50'000, 400'000};
+  SpinTime patience_[2] = {SpinTime(kLooks), SpinTime(kLooks)};  // of who reads, of who writes
   std::atomic<int> socket_{-1};
   uint32_t first_packet_ = 0;
   uint32_t inline_ = 0;

@@ -60,6 +60,7 @@ ResumableStream::Connection::~Connection() {
 
 ResumableStream::ResumableStream(std::unique_ptr<Connection> first, const Terms& terms)
     : Stream(-1), terms_(terms), link_(std::move(first)) {
+  link_->stream->look_before_sleeping(terms_.looks_ns);
   round_trip_us_.store(link_->stream->round_trip_us(), std::memory_order_relaxed);
 }
 
@@ -401,6 +402,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
   // The other side has left it, whether that has been noticed here or not.
   if (before) broke(before, false);
   const Link link = std::move(next);
+  link->stream->look_before_sleeping(terms_.looks_ns);
   StreamRecord said{}, hello{};
   {
     // Nobody is in the middle of sending or receiving over the one before.

@@ -54,6 +54,8 @@ class ResumableStream : public Stream {
     // that little memory is kept and used again soon. 0: it does not, as whoever waits for bytes
     // waits for the connection and not here.
     size_t hear_after = 0;
+    // Whoever reads looks for so long before he sleeps, at most (Stream::look_before_sleeping).
+    uint64_t looks_ns = 0;
     // The other side of a connection by which something is sent again takes some of it in so many
     // seconds, or another connection has to be made: nobody looks meanwhile whether it is there.
     int takes_some_seconds = 15;

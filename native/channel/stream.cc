@@ -8,6 +8,8 @@
 
 #include <cerrno>
 
+#include "channel/futex.h"
+
 namespace sluice::channel {
 
 bool Stream::readable() const {
@@ -49,6 +51,36 @@ bool Stream::knows_silence() const {
 }
 
 uint32_t Stream::round_trip_us() const { return channel::round_trip_us(socket_); }
+
+ssize_t Stream::receive(msghdr* message) const {
+  const size_t beside = message->msg_controllen;
+  const auto receive = [&](int flags) {
+    ssize_t got;
+    do {
+      message->msg_controllen = beside;
+      got = recvmsg(socket_, message, flags);
+    } while (got < 0 && errno == EINTR);
+    return got;
+  };
+  if (!patience_.looks()) return receive(0);
+  const auto came = [](ssize_t got) { return got >= 0 || errno != EAGAIN; };
+  ssize_t got = receive(MSG_DONTWAIT);
+  if (came(got)) return got;
+  const uint64_t start = now_ns(), until = start + patience_.nanoseconds();
+  for (uint64_t last = start; last < until;) {
+    sched_yield();  // to whoever works on this processor
+    if (came(got = receive(MSG_DONTWAIT))) break;
+    const uint64_t now = now_ns();
+    if (now - last > SpinTime::kHeldUp) {
+      patience_.held_up();
+      break;
+    }
+    last = now;
+  }
+  if (!came(got)) got = receive(0);
+  patience_.waited(now_ns() - start);
+  return got;
+}
 
 bool unheard_of(int socket, uint32_t milliseconds) {
   tcp_info info{};
@@ -96,12 +128,10 @@ bool send_parts(int socket, iovec* parts, int count) {
 }
 
 ssize_t PlainStream::read(const iovec* parts, int count) {
-  ssize_t got;
-  do {
-    got = count == 1 ? recv(socket_, parts->iov_base, parts->iov_len, 0)
-                     : readv(socket_, parts, count);
-  } while (got < 0 && errno == EINTR);
-  return got;
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = static_cast<size_t>(count);
+  return receive(&message);
 }
 
 bool PlainStream::write(iovec* parts, int count) { return send_parts(socket_, parts, count); }

@@ -13,6 +13,10 @@
 #include <memory>
 #include <string>
 
+#include "channel/spin_time.h"
+
+struct msghdr;
+
 namespace sluice::channel {
 
 class Stream {
@@ -42,6 +46,9 @@ class Stream {
   // Waits until something can be read. Where that is a part of so many bytes, and lies already
   // where it was to be written (rdma_placing.h): there; reading it to that place copies nothing.
   virtual std::byte* await_placed(size_t /*bytes*/) { return nullptr; }
+  // Before its first use: whoever reads from the socket and finds nothing looks again for up to so
+  // many nanoseconds before he sleeps, where the last waits were as short (spin_time.h).
+  void look_before_sleeping(uint64_t most) { patience_ = SpinTime({0, most}); }
   // Whether read() would return at once. Asked by the reader.
   virtual bool readable() const;
   // Whether a write of a few KiB would return at once.
@@ -73,7 +80,13 @@ class Stream {
   virtual uint32_t last_words(std::string*) { return 0; }
 
  protected:
+  // As recvmsg(): waits while nothing has come, through signals.
+  ssize_t receive(msghdr* message) const;
+
   const int socket_;
+
+ private:
+  mutable SpinTime patience_;  // the reader's
 };
 
 class PlainStream : public Stream {

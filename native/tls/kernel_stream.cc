@@ -101,8 +101,7 @@ ssize_t KernelStream::read(const iovec* parts, int count) {
     m.msg_iovlen = static_cast<size_t>(count);
     m.msg_control = beside;
     m.msg_controllen = sizeof beside;
-    const ssize_t got = recvmsg(socket_, &m, 0);
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = receive(&m);
     if (got <= 0) return got;
     const cmsghdr* c = CMSG_FIRSTHDR(&m);
     const bool typed = c && c->cmsg_level == kLevel && c->cmsg_type == kGetType;

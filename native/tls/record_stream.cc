@@ -129,8 +129,11 @@ bool RecordStream::fill(Record* record) {
       end_ -= begin_;
       begin_ = 0;
     }
-    const ssize_t got = recv(socket_, buffer_.data() + end_, buffer_.size() - end_, 0);
-    if (got < 0 && errno == EINTR) continue;
+    iovec room{buffer_.data() + end_, buffer_.size() - end_};
+    msghdr message{};
+    message.msg_iov = &room;
+    message.msg_iovlen = 1;
+    const ssize_t got = receive(&message);
     if (got <= 0) {
       over_ = got == 0;
       return false;

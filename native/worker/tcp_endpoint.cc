@@ -193,7 +193,10 @@ class TcpEndpoint : public Endpoint {
     iovec part{said.data(), said.size()};
     std::lock_guard lock(send_mutex_);
     if (stream_->write(&part, 1) && agree_on_rdma()) {
-      if (terms_) begin_records();
+      if (terms_)
+        begin_records();
+      else
+        stream_->look_before_sleeping(channel::kLooksForCommands);
       return true;
     }
     *error = "the client went away while its session was being opened";
@@ -408,9 +411,10 @@ class TcpEndpoint : public Endpoint {
   }
   // From the record on, which is the last that goes without them.
   void begin_records() {
+    auto terms = *terms_;
+    terms.looks_ns = channel::kLooksForCommands;
     auto resumable = std::make_unique<channel::ResumableStream>(
-        std::make_unique<channel::ResumableStream::Connection>(socket_, std::move(stream_)),
-        *terms_);
+        std::make_unique<channel::ResumableStream::Connection>(socket_, std::move(stream_)), terms);
     resumable_ = resumable.get();
     resumable_->on_connection = [this](int s) { begin_connection(s); };
     // One that is closed would wake the sleepers for as long as it is there.

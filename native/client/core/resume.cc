@@ -49,6 +49,7 @@ channel::ResumableStream::Terms terms_of(uint32_t grace_seconds) {
   channel::ResumableStream::Terms terms{grace_seconds * kSecond, grace_seconds * kSecond};
   terms.silent_ns = kSilentSeconds * kSecond;
   terms.hear_after = kHearAfter;
+  terms.looks_ns = channel::kLooksForAnswer;
   return terms;
 }
 

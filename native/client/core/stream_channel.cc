@@ -40,6 +40,7 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
       open_reply_(std::move(open_reply)),
       lanes_(kLanes),
       in_(kReadBytes) {
+  stream_->look_before_sleeping(channel::kLooksForAnswer);
   start();
 }
 
