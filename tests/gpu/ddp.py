@@ -6,7 +6,8 @@
 
 Each process is a session of its own when this runs under Sluice. With `--share`, or under `sluice
 run --share`, all are sessions of one job, whose vGPUs (SLUICE_VGPU, one for each rank unless set)
-and memory they share: static_server.py needs `--vgpus` and `--visible-devices` for as many. Prints
+and memory they share: static_server.py needs `--vgpus` and `--visible-devices` for as many. With
+`--one-each` a rank has one GPU and sees no other, as schedulers of clusters give them out. Prints
 a JSON object: the losses of some steps (the same natively and through Sluice), whether all ranks
 end with the same weights, the rate of an all-reduce and of training steps. In a job it also checks
 that every rank sees the same vGPUs and that a rank's allocation is taken from what the others have
@@ -25,13 +26,25 @@ import time
 from typing import Any
 
 
+#: Set for the ranks of `--one-each`.
+ONE_EACH = "DDP_ONE_EACH"
+
+
+def loaded_through_sluice() -> bool:
+    """Whether this process asks a pool for its GPUs."""
+    return "SLUICE_VGPU" in os.environ
+
+
 def rank_main(rank: int, ranks: int, port: int) -> None:
     """One process."""
+    if os.environ.get(ONE_EACH):
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0" if loaded_through_sluice() else str(rank))
+    device = 0 if os.environ.get(ONE_EACH) else rank
     import torch
     import torch.distributed as dist
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
     if os.environ.get("SLUICE_JOB"):
         check_job(rank, ranks)
@@ -53,7 +66,7 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
     model: Any = torch.nn.Sequential(
         torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)
     ).cuda()
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(rank + 1)
     x, y = torch.randn(256, 1024, device="cuda"), torch.randn(256, 1024, device="cuda")
@@ -125,7 +138,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="DistributedDataParallel over NCCL.")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--share", action="store_true", help="all ranks are one job (under Sluice)")
+    parser.add_argument("--one-each", action="store_true", help="a rank sees its own GPU alone")
     options = parser.parse_args()
+    if options.one_each:
+        os.environ[ONE_EACH] = "1"
     if options.share:
         os.environ.setdefault("SLUICE_JOB", secrets.token_hex(16))
         os.environ.setdefault("SLUICE_VGPU", str(options.ranks))

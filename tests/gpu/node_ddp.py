@@ -3,8 +3,8 @@
 
     python3 tests/gpu/node_ddp.py [--rounds 3]
 
-Two ranks of one job on two servers of this host, a GPU each; natively on the same two GPUs. NCCL
-has neither peer access nor shared memory on either side, so all of it goes over sockets. Behind
+Two ranks, each a session with a whole GPU, which are of two servers of this host; natively on the
+same two GPUs. NCCL has neither peer access nor shared memory on either side, so all of it goes over sockets. Behind
 that, the test programs for devices of two nodes print what CUDA documents for such. Exit status 1
 if losses, weights or programs differ; `cross_node_ddp` is in build/measurements/node_ddp.jsonl and
 decides nothing.
@@ -64,11 +64,13 @@ def main() -> int:
     floors: list[Said] = []
     found: list[Said] = []
     with two_servers(gpu=True, environment=NCCL) as plane:
-        told = across(plane, 20000)
+        # whole GPUs, of which a node has one: so the ranks are on two nodes
+        told = {**across(plane, 20000), "SLUICE_VGPU": "1", "SLUICE_RATIO": "100"}
+        del told["SLUICE_CROSS_NODE"]
         ours = {**native, **told, "LD_PRELOAD": preload_of(Path(told["LD_LIBRARY_PATH"]))}
         for _ in range(options.rounds):
-            floors.append(once(native))
-            found.append(once(ours, "--share"))
+            floors.append(once(native, "--one-each"))
+            found.append(once(ours, "--one-each"))
         wrong = run_programs(plane)
     for name, runs in (("native", floors), ("Sluice", found)):
         rates = [round(said["steps_per_s"], 1) for said in runs]
