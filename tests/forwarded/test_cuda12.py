@@ -118,6 +118,39 @@ def test_a_copy_that_auditwheel_renamed_is_replaced(tmp_path: Path) -> None:
     assert done.stdout == "0 12090\n", done.stderr
 
 
+def test_a_renamed_copy_is_replaced_where_the_library_is_there_already(tmp_path: Path) -> None:
+    """As torchvision's is beside PyTorch's, and asked for symbols of NVIDIA's version."""
+    name = "libcudart.60cfec8e.so.12"
+    script, folder = tmp_path / "version.map", tmp_path / "wheel.libs"
+    script.write_text("libcudart.so.12 { global: cuda*; local: *; };\n")
+    folder.mkdir()
+    code = "int cudaRuntimeGetVersion(int* v) { return 77; }"
+    shared = ["-shared", "-fPIC", f"-Wl,--version-script={script}"]
+    compile_c(code, folder / name, *shared, f"-Wl,-soname,{name}")
+    extension = tmp_path / "extension.so"
+    asking = (
+        "int cudaRuntimeGetVersion(int*); int asked(int* v) { return cudaRuntimeGetVersion(v); }"
+    )
+    flags = ["-shared", "-fPIC", f"-Wl,-rpath,{folder}"]
+    compile_c(asking, extension, *flags, folder / name)
+    program = (
+        "import ctypes; first = ctypes.CDLL('libcudart.so.12'); v = ctypes.c_int(); "
+        f"copy = ctypes.CDLL({str(extension)!r}); print(copy.asked(ctypes.byref(v)), v.value, "
+        f"copy.cudaRuntimeGetVersion and ctypes.CDLL({name!r})._handle == first._handle)"
+    )
+    with StaticPool(tmp_path) as pool:
+        audit = str(find_native("libsluice-audit.so"))
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=pool.environment(LD_AUDIT=audit, LD_LIBRARY_PATH=""),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == "0 12090 True\n", done.stderr
+
+
 def compile_c(code: str, out: Path, *flags: str | Path) -> None:
     """Make a program or a library of C."""
     command = ["gcc", "-x", "c", "-w", "-o", out, "-", "-x", "none", *flags]

@@ -25,7 +25,6 @@ import sys
 import time
 from typing import Any
 
-
 #: Set for the ranks of `--one-each`.
 ONE_EACH = "DDP_ONE_EACH"
 

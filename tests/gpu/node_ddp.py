@@ -4,10 +4,10 @@
     python3 tests/gpu/node_ddp.py [--rounds 3]
 
 Two ranks, each a session with a whole GPU, which are of two servers of this host; natively on the
-same two GPUs. NCCL has neither peer access nor shared memory on either side, so all of it goes over sockets. Behind
-that, the test programs for devices of two nodes print what CUDA documents for such. Exit status 1
-if losses, weights or programs differ; `cross_node_ddp` is in build/measurements/node_ddp.jsonl and
-decides nothing.
+same two GPUs. NCCL has neither peer access nor shared memory on either side, so all of it goes over
+sockets. Behind that, the test programs for devices of two nodes print what CUDA documents for such.
+Exit status 1 if losses, weights or programs differ; `cross_node_ddp` is in
+build/measurements/node_ddp.jsonl and decides nothing.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ struct Library {
   // How many newer ones of that stem there are: 1 of libcublas.so.12 beside libcublas.so.13. All of
   // one CUDA version have the same.
   unsigned age;
-  bool alone;  // the only one of its stem
+  bool alone;   // the only one of its stem
+  bool loaded;  // into the program's own space
 };
 
 // The libraries beside this one; filled before the first lookup and constant from then on.
@@ -82,6 +83,13 @@ bool is_hash(const char* text) {
   return true;
 }
 
+// Whether a name is that of a copy which auditwheel put into a wheel.
+bool is_copy(const Library& library, const char* wanted) {
+  const char* rest = wanted + library.stem;
+  return std::strncmp(wanted, library.name, library.stem) == 0 && (*rest == '-' || *rest == '.') &&
+         is_hash(rest + 1) && has_version(rest + 1 + kHashDigits, library.name + library.stem);
+}
+
 // The names that a library stands for:
 //   libcublas.so.13        its own;
 //   libcublas.so.13.1.0.3  with all of the version, as a toolkit's folder has it;
@@ -98,10 +106,7 @@ bool stands_for(const Library& library, const char* wanted) {
   if (std::strncmp(wanted, library.name, library.stem) != 0) return false;
   const char* own = library.name + library.stem;
   const char* rest = wanted + library.stem;
-  if (has_version(rest, own)) return true;
-  if ((*rest == '-' || *rest == '.') && is_hash(rest + 1) &&
-      has_version(rest + 1 + kHashDigits, own))
-    return true;
+  if (has_version(rest, own) || is_copy(library, wanted)) return true;
   if (std::strcmp(rest, ".so") == 0 && library.alone) return true;
   if (std::strcmp(own, ".so.1") == 0 && std::strncmp(rest, ".so.", 4) == 0 && is_version(rest + 4))
     return true;
@@ -206,11 +211,13 @@ void read_own_folder() {
   order_versions();
 }
 
-bool is_ours(const char* path) {
+Library* find_ours(const char* path) {
   for (size_t i = 0; i < g_count; ++i)
-    if (std::strcmp(g_libraries[i].path, path) == 0) return true;
-  return false;
+    if (std::strcmp(g_libraries[i].path, path) == 0) return &g_libraries[i];
+  return nullptr;
 }
+
+bool is_ours(const char* path) { return find_ours(path) != nullptr; }
 
 bool g_diverts = false;
 
@@ -226,11 +233,18 @@ __attribute__((visibility("default"))) unsigned int la_version(unsigned int vers
 }
 
 __attribute__((visibility("default"))) char* la_objsearch(const char* name, uintptr_t* /*cookie*/,
-                                                          unsigned int /*flag*/) {
+                                                          unsigned int flag) {
   const char* wanted = base_name(name);
   if (std::strncmp(wanted, "lib", 3) != 0) return const_cast<char*>(name);
-  for (size_t i = 0; i < g_count; ++i)
-    if (stands_for(g_libraries[i], wanted)) return take(g_libraries[i]);
+  for (size_t i = 0; i < g_count; ++i) {
+    Library& library = g_libraries[i];
+    if (!stands_for(library, wanted)) continue;
+    // Whoever needs a copy names it where he says which version of its symbols he wants, and the
+    // loader finds that name only at what it knows by it. Of a library that is there already it
+    // learns a further name where it comes upon the same file on a search path, and not here.
+    if (flag == LA_SER_ORIG && wanted == name && library.loaded && is_copy(library, wanted)) break;
+    return take(library);
+  }
   if (Library* meant = without_version(name, wanted)) return take(*meant);
   return const_cast<char*>(name);
 }
@@ -238,8 +252,10 @@ __attribute__((visibility("default"))) char* la_objsearch(const char* name, uint
 // 0: what the object binds to is nobody's business.
 __attribute__((visibility("default"))) unsigned int la_objopen(link_map* map, Lmid_t space,
                                                                uintptr_t* /*cookie*/) {
-  if (g_diverts && space == LM_ID_BASE && !(map->l_name && is_ours(map->l_name)))
-    sluice::audit::note_object(map);
+  if (space != LM_ID_BASE) return 0;
+  Library* own = map->l_name ? find_ours(map->l_name) : nullptr;
+  if (own) own->loaded = true;
+  if (g_diverts && !own) sluice::audit::note_object(map);
   return 0;
 }
 
