@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process for moving_probe.py: checkpoint_subject.py's, which says which GPU it is on, too."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from pathlib import Path
+
+from checkpoint_driver import MIB
+from checkpoint_subject import Said, Subject, main
+
+UUID_BYTES, BUS_BYTES = 16, 64
+
+
+class MovingSubject(Subject):
+    """One that is restored on other GPUs than those that it began on."""
+
+    def start(self) -> Said:
+        """As `begin`, with the seconds of the driver's start and of the context, and MiB of it."""
+        began = time.perf_counter()
+        self.call("cuInit", 0)
+        init_s = time.perf_counter() - began
+        self.begin()
+        status = Path("/proc/self/status").read_text().split()
+        resident = int(status[status.index("VmRSS:") + 1]) // 1024
+        all_s = time.perf_counter() - began
+        opened = sorted(
+            {str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
+        )
+        cards = [name for name in opened if name.startswith("/dev/nvidia") and name[11:].isdigit()]
+        return {"init_s": init_s, "all_s": all_s, "resident_mib": resident, "cards": cards}
+
+    def identity(self) -> Said:
+        """What the driver says of each device, in the order of this process."""
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        uuids, buses = [], []
+        for device in range(count.value):
+            uuid = (ctypes.c_ubyte * UUID_BYTES)()
+            bus = ctypes.create_string_buffer(BUS_BYTES)
+            self.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
+            self.call("cuDeviceGetPCIBusId", bus, BUS_BYTES, device)
+            text = bytes(uuid).hex()
+            uuids.append(
+                "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+            )
+            buses.append(bus.value.decode())
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return {"uuids": uuids, "buses": buses, "free_mib": free.value // MIB}
+
+
+if __name__ == "__main__":
+    main(MovingSubject)
