@@ -19,7 +19,7 @@ from sluice.config.native_files import SOFTGPU, find_native
 from .suspended import SUBJECT, Told
 
 PROCESSES, DEVICES, MIB = 128, 64, 1 << 20  # as softgpu/memory/shared_file.h has them
-WORD_BYTES, RECORD_BYTES = 8, 64
+WORD_BYTES, RECORD_BYTES = 8, 128
 
 
 class SharedCard:
