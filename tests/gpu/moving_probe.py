@@ -116,17 +116,18 @@ def _out_and_there(bench: Bench, order: tuple[int, int], name: str) -> None:
     told.ask("start")
     bench.row(f"{name}: its devices are cards", cards.where(told.ask("identity")["uuids"]))
     told.ask("slab", mib=OUT_GIB * GIB)
-    told.ask("graph", mib=16)
+    told.ask("graph", mib=0)
     told.ask("events")
     told.ask("memory", mib=OUT_GIB * GIB)
-    for step, here, there in (
-        ("there", own, other),
-        ("back", other, own),
-        ("there again", own, other),
+    for step, gpus in (
+        ("there", cards.exchanged(own, other)),
+        ("there, no map", None),  # it stays there, or is back where it began
+        ("back", cards.exchanged(other, own)),
+        ("there again", cards.exchanged(own, other)),
     ):
         told.ask("out")
         told.ask("unregister")
-        if not move(cards, told, f"{name}, {step}", cards.exchanged(here, there)):
+        if not move(cards, told, f"{name}, {step}", gpus):
             return
         told.ask("register")
         told.ask("back")
