@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process for moving_probe.py: checkpoint_subject.py's, which says which GPU it is on, too."""
+"""A subject (checkpoint_subject.py) that says which GPU it is on, and trains: for what moves."""
 
 from __future__ import annotations
 
 import ctypes
 import time
+import zlib
 from pathlib import Path
 
 from checkpoint_driver import MIB
 from checkpoint_subject import Said, Subject, main
 
 UUID_BYTES, BUS_BYTES = 16, 64
+TRAINED_WORDS = 4096
 
 
 class MovingSubject(Subject):
@@ -30,6 +32,26 @@ class MovingSubject(Subject):
         )
         cards = [name for name in opened if name.startswith("/dev/nvidia") and name[11:].isdigit()]
         return {"init_s": init_s, "all_s": all_s, "resident_mib": resident, "cards": cards}
+
+    def train(self, steps: int) -> Said:
+        """So many steps over the first slab, each by what the one before left there."""
+        slab, left = self.slabs[0], []
+        words = (ctypes.c_uint32 * TRAINED_WORDS)()
+        at, count = ctypes.c_uint64(slab.address), ctypes.c_uint64(slab.bytes // 4)
+        for _ in range(steps):
+            self.launch("fill", at, count, ctypes.c_uint32(slab.seed))
+            self.wait()
+            last = ctypes.c_uint64(slab.address + slab.bytes - ctypes.sizeof(words))
+            self.call("cuMemcpyDtoH_v2", words, last, ctypes.c_size_t(ctypes.sizeof(words)))
+            left.append(zlib.crc32(words))
+            slab.seed = left[-1] & 0xFFFF
+        return {"left": left, **self.count()}
+
+    def count(self) -> Said:
+        """How many devices this process sees."""
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        return {"devices": count.value}
 
     def identity(self) -> Said:
         """What the driver says of each device, in the order of this process."""
