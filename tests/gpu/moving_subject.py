@@ -12,11 +12,13 @@ from checkpoint_driver import MIB
 from checkpoint_subject import Said, Subject, main
 
 UUID_BYTES, BUS_BYTES = 16, 64
-TRAINED_WORDS = 4096
+TRAINED_BYTES = 2 * MIB
 
 
 class MovingSubject(Subject):
     """One that is restored on other GPUs than those that it began on."""
+
+    trained, seed = 0, 1
 
     def start(self) -> Said:
         """As `begin`, with the seconds of the driver's start and of the context, and MiB of it."""
@@ -34,17 +36,19 @@ class MovingSubject(Subject):
         return {"init_s": init_s, "all_s": all_s, "resident_mib": resident, "cards": cards}
 
     def train(self, steps: int) -> Said:
-        """So many steps over the first slab, each by what the one before left there."""
-        slab, left = self.slabs[0], []
-        words = (ctypes.c_uint32 * TRAINED_WORDS)()
-        at, count = ctypes.c_uint64(slab.address), ctypes.c_uint64(slab.bytes // 4)
+        """So many steps over memory of its own, each by what the one before left there."""
+        if not self.trained:
+            self.trained = self._next(TRAINED_BYTES)
+            self._back(self.trained, TRAINED_BYTES)
+        left: list[int] = []
+        words = (ctypes.c_uint32 * (TRAINED_BYTES // 4))()
+        at, count = ctypes.c_uint64(self.trained), ctypes.c_uint64(TRAINED_BYTES // 4)
         for _ in range(steps):
-            self.launch("fill", at, count, ctypes.c_uint32(slab.seed))
+            self.launch("fill", at, count, ctypes.c_uint32(self.seed))
             self.wait()
-            last = ctypes.c_uint64(slab.address + slab.bytes - ctypes.sizeof(words))
-            self.call("cuMemcpyDtoH_v2", words, last, ctypes.c_size_t(ctypes.sizeof(words)))
-            left.append(zlib.crc32(words))
-            slab.seed = left[-1] & 0xFFFF
+            self.call("cuMemcpyDtoH_v2", words, at, ctypes.c_size_t(TRAINED_BYTES))
+            left.append(zlib.crc32(words, self.seed))
+            self.seed = left[-1] & 0xFFFF
         return {"left": left, **self.count()}
 
     def count(self) -> Said:
