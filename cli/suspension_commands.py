@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice grant suspend|resume`, `sluice session suspend|resume`.
+"""`sluice grant suspend|resume|move`, `sluice session suspend|resume`.
 
 Mounted by cli.__main__ into the commands of grants and sessions.
 """
@@ -16,10 +16,17 @@ from sluice.cli.output import Format
 from sluice.cli.rest import CommandError, Controller
 from sluice.cli.waiting import follow
 
-SUSPEND_SECONDS, RESUME_SECONDS = 60.0, 60.0
+SUSPEND_SECONDS, RESUME_SECONDS, MOVE_SECONDS = 60.0, 60.0, 120.0
+NOT_SUSPENDED, NOT_MOVED = "grant.not_suspended", "grant.not_moved"
 
 Grant = Annotated[str, typer.Argument(autocompletion=completion.grants)]
 Session = Annotated[str, typer.Argument(autocompletion=completion.sessions)]
+Gpu = Annotated[
+    str,
+    typer.Option(
+        "--gpu", help="UUID, its beginning, or number on the node (none: any that has room)"
+    ),
+]
 Seconds = Annotated[
     float, typer.Option("--wait", help="seconds to wait until it is done (0: not at all)")
 ]
@@ -43,6 +50,30 @@ def resume_grant(
 ) -> None:
     """Lets it go on, as soon as there is room on its GPUs."""
     _resume(controller(address), f"/grants/{grant}", wait, output_format)
+
+
+def move_grant(
+    grant: Grant,
+    gpu: Gpu = "",
+    wait: Seconds = MOVE_SECONDS,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lets it go on on another GPU of its node: it is suspended, moved and resumed."""
+    api = controller(address)
+    before = _gpu_of(api.get(f"/grants/{grant}"))
+    answer = api.post(f"/grants/{grant}/move", {"gpu": gpu})
+    answer = _followed(api, answer, "", wait)
+    if wait and not _state(answer) and _gpu_of(answer) == before:
+        why = _why(api, answer["id"], NOT_MOVED, NOT_SUSPENDED)
+        raise CommandError(f"grant {answer['id']} goes on where it was: {why}")
+    if not output.show_data(answer, output_format):
+        state = _state(answer)
+        print(
+            f"grant {answer['id']} is {state}, and moves"
+            if state
+            else f"grant {answer['id']} goes on on GPU {_gpu_of(answer)}"
+        )
 
 
 def suspend_session(
@@ -98,7 +129,7 @@ def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float)
         if answer["state"] == "ended":
             raise CommandError(f"{what} has ended: {answer['reason']}")
         if wanted == "suspended" and begun == "suspending" and not state:
-            raise CommandError(f"{what} runs as before: {_why(api, answer['id'])}")
+            raise CommandError(f"{what} runs as before: {_why(api, answer['id'], NOT_SUSPENDED)}")
         note = answer["suspension"]["note"] if answer["suspension"] else ""
         return state == wanted, f"it is {state or 'running'}" + (f" ({note})" if note else "")
 
@@ -106,6 +137,16 @@ def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float)
     return answer
 
 
-def _why(api: Controller, grant_id: str) -> str:
-    events = api.get("/events", subject=grant_id, kind="grant.not_suspended")["events"]
-    return str(events[0]["text"]) if events else "see `sluice event list`"
+def _gpu_of(answer: dict[str, Any]) -> str:
+    return str(answer["vgpus"][0]["gpu"])
+
+
+def _why(api: Controller, grant_id: str, *kinds: str) -> str:
+    """The newest of these events."""
+    found = [
+        event
+        for kind in kinds
+        for event in api.get("/events", subject=grant_id, kind=kind)["events"][:1]
+    ]
+    newest = max(found, key=lambda event: str(event["time"]), default=None)
+    return str(newest["text"]) if newest else "see `sluice event list`"

@@ -341,6 +341,16 @@ class ServerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _room_for_paused_guests(self) -> ServerConfig:
+        if self.suspend.movable == "on" and not self.suspend.swap_mib:
+            raise ValueError(
+                "[suspend] movable is on, and there is no host memory for what is suspended: set "
+                "[suspend] swap_mib"
+            )
+        if self.suspend.movable == "on" and self.suspend.checkpoint_contexts == "off":
+            raise ValueError(
+                "[suspend] movable is on, and a session moves with its context, which "
+                "checkpoint_contexts = off keeps on its GPU: set it to auto"
+            )
         if self.suspend.on_pause == "suspend" and not self.suspend.swap_mib:
             raise ValueError(
                 "[suspend] on_pause is suspend, and there is no host memory for what is suspended: "

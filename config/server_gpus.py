@@ -109,6 +109,12 @@ class SuspendSection(Section):
         "too, by the driver's checkpoint, where the driver has it (570 or newer) and the context "
         "can come back",
     )
+    movable: Literal["on", "off"] = Field(
+        "off",
+        description="on or off: whether a suspended session may come back on another GPU of its "
+        "model; its worker sees all of them then, and a GPU that is to go to a VM whole has to "
+        "wait for the sessions that see it",
+    )
     drain_seconds: float = Field(
         10.0,
         gt=0,

@@ -176,6 +176,7 @@ class Server:
             log_dir,
             per_gpu=section.prestart_workers,
             start_seconds=section.worker_start_seconds,
+            movable=config.suspend.movable == "on",
         )
         self._side = NodeSide(config)
         if self._rdma:

@@ -10,17 +10,33 @@ becomes of it is in the grant's `suspension`, and of what could not be done in t
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation
+from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import CHANGE_PROBLEMS, Problem, not_found
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.pool import Pool
 from sluice.resources.problem_types import ProblemType
 
+MOVED_BY_OPERATOR = "moved by the operator"
 BY_OPERATOR = "suspended by the operator"
+
+
+class GrantMove(BaseModel):
+    """Where a grant is to go on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpu: str = Field(
+        "",
+        max_length=200,
+        description="a GPU of its node, by UUID, the beginning of one, or its number among the "
+        "node's GPUs in the order of `sluice gpu list`, from 0; empty: the fullest that has room",
+    )
 
 
 def suspension_routes(grant_service: GrantService) -> APIRouter:
@@ -63,6 +79,25 @@ def suspension_routes(grant_service: GrantService) -> APIRouter:
         return await change(grant_id, if_match, resume=True)
 
     @routes.post(
+        "/grants/{grant_id}/move", tags=["grants"], status_code=202, responses=CHANGE_PROBLEMS
+    )
+    async def move_grant(
+        grant_id: str, _: Operator, move: GrantMove | None = None, if_match: IfMatch = None
+    ) -> schemas.GrantView:
+        """Has a grant go on on another GPU of its node: one that runs is suspended, moved and
+        resumed.
+        """
+        if (grant := pool.grants.get(grant_id)) is None:
+            raise not_found("grant", grant_id)
+        check_generation(if_match, "grant", grant_id, grant.generation)
+        uuid = _gpu_of_node(pool, grant.node, move.gpu) if move and move.gpu else ""
+        await carried_out(
+            grant_service,
+            lambda: pool.lifecycle.move(grant_id, uuid, MOVED_BY_OPERATOR),
+        )
+        return schemas.grant_view(grant, pool.sessions_of(grant_id))
+
+    @routes.post(
         "/sessions/{session_id}/suspend",
         tags=["sessions"],
         status_code=202,
@@ -83,6 +118,16 @@ def suspension_routes(grant_service: GrantService) -> APIRouter:
         return await change(_grant_of(pool, session_id), None, resume=True)
 
     return routes
+
+
+def _gpu_of_node(pool: Pool, node: str, gpu: str) -> str:
+    """The UUID of a node's GPU by that, its beginning, or its number among the node's GPUs."""
+    here = sorted((key for key in pool.gpus if key.node == node), key=lambda key: key.uuid)
+    if gpu.isdecimal():
+        if int(gpu) < len(here):
+            return here[int(gpu)].uuid
+        raise not_found("gpu", f"{node}:{gpu}")
+    return gpu_key(here, gpu).uuid
 
 
 def _grant_of(pool: Pool, session_id: str) -> str:

@@ -33,6 +33,11 @@ class SuspensionView(BaseModel):
     )
     context_stays: Stays = Field(description='why they stay; "": nothing is in the way')
     context_note: str = Field(description="the same in words")
+    moves_to: list[str] = Field(
+        description="the GPUs of its node that it may come back on beside its own"
+    )
+    moves_not: str = Field(description="why there are none, in words, where its node says so")
+    moving_to: str = Field(description='the GPU that it is to go on on; "": any that will do')
     runs_with: list[RunningSize] = Field(
         description="its vGPUs when it runs; `vgpus` are what stays of them meanwhile"
     )
@@ -51,6 +56,9 @@ def suspension_view(grant: Grant) -> SuspensionView | None:
         context=contexts.place if contexts else None,
         context_stays=contexts.why if contexts else Stays.NONE,
         context_note=words(contexts.why, contexts.note) if contexts else "",
+        moves_to=list(contexts.moves_to) if contexts else [],
+        moves_not=contexts.moves_not if contexts else "",
+        moving_to=grant.moving_to,
         runs_with=[
             RunningSize(memory_mib=v.memory_mib, compute_percent=v.compute_percent)
             for v in grant.running_vgpus or grant.vgpus

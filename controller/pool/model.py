@@ -226,6 +226,7 @@ class Node:
     swap_mib: int = 0  # host memory for suspended sessions; 0: it suspends nothing
     #: how often each of its GPUs' memory may be promised; 0: as the pool says
     memory_oversubscription: float = 0.0
+    moves_sessions: bool = False  # a suspended session may come back on another of its GPUs
 
     def shared_in(self, pool: Sharing) -> NodeSharing:
         """How vGPUs of its GPUs can be shared, in a pool that says so much itself."""
@@ -275,6 +276,7 @@ class Grant:
     resumes: bool = False  # it is to come back as soon as there is room
     suspension_note: str = ""  # why it was suspended, or why it could not be, or not be resumed
     with_guest: bool = False  # it is suspended as its VM is paused, and goes on with it
+    moving_to: str = ""  # the GPU of its node that it is to go on on; "": any that will do
     contexts: SuspendedContexts | None = None  # of a suspended one, where its node has said so
 
     @property

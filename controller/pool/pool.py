@@ -26,8 +26,11 @@ from sluice.controller.pool.grants.adoption import Adoption, ReportedSession
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.lifecycle import GrantLifecycle
+from sluice.controller.pool.grants.move_orders import MoveOrders
+from sluice.controller.pool.grants.moving import MovePlaces
 from sluice.controller.pool.grants.resizing import Resizing
-from sluice.controller.pool.grants.suspending import Ending, Suspending, SuspendingOrEnding
+from sluice.controller.pool.grants.suspending import Suspending
+from sluice.controller.pool.grants.yielding import Ending, SuspendingOrEnding
 from sluice.controller.pool.model import (
     NODE_LOST,
     Change,
@@ -108,11 +111,13 @@ class Pool(PoolView):
         gpus: dict[GpuKey, Gpu] = {}
         ledger = GrantLedger(clock, new_id, jobs, gpus, ended_kept)
         fleet = Fleet(clock, ledger, gpus, vgpu_count, sharing, memory_oversubscription)
+        places = MovePlaces(ledger, fleet)
         suspending = Suspending(
             clock,
             ledger,
             fleet,
             jobs,
+            places,
             ageing_seconds=ageing_seconds,
             max_suspended_seconds=max_suspended_seconds,
         )
@@ -135,12 +140,14 @@ class Pool(PoolView):
         attachments = Attachments(clock, ledger, fleet)
         super().__init__(ledger, fleet, scheduler, attachments)
         modes = GpuModes(clock, ledger, fleet, ending, attachments.holder, hands_over=hands_over)
+        moves = MoveOrders(suspending, places, ledger, jobs)
+        modes.move_away = moves.move_away
         resizing = Resizing(ledger, fleet, jobs)
         progress = self._progress = Progress(scheduler, modes)
 
         self.requests = Requests(clock, ledger, fleet, jobs, scheduler, progress)
         self.lifecycle = GrantLifecycle(
-            ledger, jobs, resizing, suspending, progress, opening_seconds
+            ledger, jobs, resizing, suspending, moves, progress, opening_seconds
         )
         self.membership = Membership(
             clock,

@@ -287,6 +287,7 @@ def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:
         staying_mib=tuple(message.staying_mib),
         busy=message.busy,
         contexts=_contexts_of(message),
+        gpu_uuids=tuple(message.gpu_uuids),
     )
 
 
@@ -296,7 +297,14 @@ def _contexts_of(message: rpc.GrantSuspension) -> SuspendedContexts | None:
         return None
     why = read_why(message.context_why)
     note = message.context_note[:MOST_NOTE]
-    return SuspendedContexts(place, why, note, tuple(message.context_mib))
+    return SuspendedContexts(
+        place,
+        why,
+        note,
+        tuple(message.context_mib),
+        tuple(message.moves_to),
+        message.moves_not[:MOST_NOTE],
+    )
 
 
 def job_key(message: rpc.JobHold) -> JobKey:

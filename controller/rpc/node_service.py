@@ -210,6 +210,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             data_tls=inventory.data_tls,
             takes_parts=inventory.takes_parts,
             swap_mib=inventory.swap_mib,
+            moves_sessions=inventory.moves_sessions,
             memory_oversubscription=factor_of(inventory),
         )
         shared_as(node, inventory.sharing)

@@ -123,6 +123,7 @@ class ServerLink:
                     resume=order.resume,
                     request_id=request_id(),
                     promised=order.promised,
+                    gpu_uuid=order.gpu_uuid,
                 )
             )
         )

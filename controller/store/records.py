@@ -40,6 +40,7 @@ from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 NEVER_STORED = {"last_seen", "held", "note", "data_tls", "takes_parts", "swap_mib"} | {
     "memory_oversubscription",
     "contexts",
+    "moves_sessions",
 }
 
 Key = tuple[str, ...]

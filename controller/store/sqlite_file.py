@@ -169,6 +169,9 @@ MIGRATIONS = (
     """
     ALTER TABLE grants ADD COLUMN with_guest INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE grants ADD COLUMN moving_to TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/gpus.h"
 
+#include <algorithm>
+
 namespace sluice::worker {
 
 namespace {
@@ -27,9 +29,20 @@ std::string shown_attributes(const Driver& driver, CUdevice device) {
   return all;
 }
 
+std::vector<std::string> named(const std::string& uuids) {
+  std::vector<std::string> all;
+  for (size_t at = 0; at < uuids.size();) {
+    const size_t end = std::min(uuids.find(',', at), uuids.size());
+    all.push_back(uuids.substr(at, end - at));
+    at = end + 1;
+  }
+  return all;
+}
+
 }  // namespace
 
-bool open_gpus(const Driver& driver, std::vector<Gpu>* gpus, std::string* error) {
+bool open_gpus(const Driver& driver, const std::string& own, std::vector<Gpu>* gpus,
+               std::string* error) {
   CUresult e = driver.cuInit(0);
   int count = 0;
   if (e == CUDA_SUCCESS) e = driver.cuDeviceGetCount(&count);
@@ -37,12 +50,23 @@ bool open_gpus(const Driver& driver, std::vector<Gpu>* gpus, std::string* error)
     *error = e != CUDA_SUCCESS ? driver.error_text(e) : "it shows no GPU";
     return false;
   }
-  for (int i = 0; i < count; ++i) {
+  const std::vector<std::string> wanted = named(own);
+  const int most = wanted.empty() ? count : static_cast<int>(wanted.size());
+  if (most > count) {
+    *error = "it shows " + std::to_string(count) + " GPUs of " + std::to_string(most);
+    return false;
+  }
+  for (int i = 0; i < most; ++i) {
     Gpu g;
     char name[128] = "", bus[64] = "";
     size_t bytes = 0;
     e = driver.cuDeviceGet(&g.ordinal, i);
     if (e == CUDA_SUCCESS) e = driver.cuDeviceGetUuid_v2(&g.uuid, g.ordinal);
+    if (e == CUDA_SUCCESS && !wanted.empty() && uuid_text(g.uuid) != wanted[i]) {
+      *error = "GPU " + std::to_string(i) + " is " + uuid_text(g.uuid) + ", and " + wanted[i] +
+               " was to be";
+      return false;
+    }
     if (e == CUDA_SUCCESS) e = driver.cuDeviceGetName(name, sizeof name, g.ordinal);
     if (e == CUDA_SUCCESS) e = driver.cuDeviceTotalMem_v2(&bytes, g.ordinal);
     if (e == CUDA_SUCCESS) e = driver.cuDeviceGetPCIBusId(bus, sizeof bus, g.ordinal);

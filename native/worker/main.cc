@@ -14,12 +14,13 @@ int main(int argc, char** argv) {
   std::string error;
   if (sluice::worker::read_options(argc, argv, &options, &error))
     return sluice::worker::WorkerProcess(std::move(options)).run();
-  std::fprintf(stderr,
-               "sluice-worker: %s\nusage: sluice-worker --id ID --control FD --driver PATH "
-               "[--libraries DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N | "
-               "--confine session] [--cgroup PATH] [--sandbox on|off] [--meter on|off] "
-               "[--concurrent on|off] [--rdma NAME[:PORT[:GID]]]\nStarted "
-               "by sluice-server; docs/protocol.md says how.\n",
-               error.c_str());
+  std::fprintf(
+      stderr,
+      "sluice-worker: %s\nusage: sluice-worker --id ID --control FD --driver PATH "
+      "[--libraries DIR:DIR...] [--visible-devices UUID,... [--beside UUID,...]] "
+      "[--uid N --gid N | --confine session] [--cgroup PATH] [--sandbox on|off] [--meter on|off] "
+      "[--concurrent on|off] [--rdma NAME[:PORT[:GID]]]\nStarted "
+      "by sluice-server; docs/protocol.md says how.\n",
+      error.c_str());
   return 2;
 }

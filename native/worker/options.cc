@@ -28,6 +28,7 @@ bool read_options(int argc, char** argv, Options* o, std::string* error) {
       {"--libraries",
        [=](const char* value) { return o->libraries = split(value), std::string(); }},
       process::text_option("--visible-devices", &o->visible),
+      process::text_option("--beside", &o->beside),
       {"--confine",
        [=](const char* value) -> std::string {
          o->waits = std::strcmp(value, "session") == 0;
@@ -37,6 +38,10 @@ bool read_options(int argc, char** argv, Options* o, std::string* error) {
       process::switch_option("--concurrent", &o->concurrent)};
   known.insert(known.end(), std::begin(own), std::end(own));
   if (!process::read_options({argv + 1, static_cast<size_t>(argc - 1)}, known, error)) return false;
+  if (!o->beside.empty() && o->visible.empty()) {
+    *error = "--beside is of a worker whose own GPUs are named: give --visible-devices";
+    return false;
+  }
   if (o->control >= 0 && !o->driver.empty()) return true;
   *error = "--control and --driver are needed";
   return false;

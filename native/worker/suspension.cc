@@ -271,6 +271,13 @@ void Suspension::delist() {
   });
 }
 
+// What the driver calls its devices is as before; what NVML and other sessions are told is not.
+void Suspension::moved(const std::vector<std::string>& gpus) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; state_ == State::kOut && i < std::min(gpus.size(), session_.vgpus.size()); ++i)
+    read_uuid(gpus[i], &session_.vgpus[i]->gpu->uuid);
+}
+
 void Suspension::wake() {
   {
     std::unique_lock lock(mutex_);

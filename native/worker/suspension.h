@@ -39,6 +39,8 @@ class Suspension {
   void move_out(const std::string& by);
   // Its context is about to leave the GPU: the driver forgets the host memory of what is out.
   void delist();
+  // Its context is on other GPUs now than before, as the driver restored it there: by vGPU, UUIDs.
+  void moved(const std::vector<std::string>& gpus);
   // Brings it back, if it is out, and goes on.
   void wake();
 

@@ -2,6 +2,7 @@
 #include "worker/vgpu.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 
 #include "wire/address_windows.h"
@@ -17,6 +18,23 @@ std::string uuid_text(const CUuuid& u) {
                 b(1), b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13),
                 b(14), b(15));
   return text;
+}
+
+bool read_uuid(const std::string& text, CUuuid* uuid) {
+  CUuuid read{};
+  size_t digits = 0;
+  for (size_t i = text.rfind("GPU-", 0) == 0 ? 4 : 0; i < text.size(); ++i) {
+    if (text[i] == '-') continue;
+    const int digit = std::isxdigit(static_cast<unsigned char>(text[i]))
+                          ? std::stoi(text.substr(i, 1), nullptr, 16)
+                          : -1;
+    if (digit < 0 || digits >= 2 * sizeof read.bytes) return false;
+    char& byte = read.bytes[digits++ / 2];
+    byte = static_cast<char>(static_cast<unsigned char>(byte) << 4 | digit);
+  }
+  if (digits != 2 * sizeof read.bytes) return false;
+  *uuid = read;
+  return true;
 }
 
 bool reserve_windows(const Driver& driver, const std::vector<std::unique_ptr<Vgpu>>& vgpus,

@@ -37,6 +37,8 @@ struct Gpu {
 
 // "GPU-8-4-4-4-12", as nvidia-smi and CUDA_VISIBLE_DEVICES spell it.
 std::string uuid_text(const CUuuid& uuid);
+// The same read back; false: it is none, and nothing was written.
+bool read_uuid(const std::string& text, CUuuid* uuid);
 
 struct Vgpu {
   uint32_t index = 0;

@@ -49,7 +49,9 @@ bool WorkerProcess::prepare(std::string* error) {
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
   if (!options_.rdma.empty()) process::allow_locked_memory();
-  if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
+  const std::string& beside = options_.beside;
+  const std::string visible = options_.visible + (beside.empty() ? "" : "," + beside);
+  if (!visible.empty()) setenv("CUDA_VISIBLE_DEVICES", visible.c_str(), 1);
   // MPS knows its clients by their user, which they are before the driver begins.
   if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
     return false;
@@ -59,10 +61,9 @@ bool WorkerProcess::prepare(std::string* error) {
   driver_ = Driver::load(options_.driver, error);
   if (!driver_) return false;
   if (meter) bind_meter(*driver_);
-  if (open_gpus(*driver_, &gpus_, error))
+  if (open_gpus(*driver_, beside.empty() ? "" : options_.visible, &gpus_, error))
     return !options_.concurrent || runs_under_mps(*driver_, gpus_, error);
-  *error = options_.driver + ": " + *error +
-           (options_.visible.empty() ? "" : " among " + options_.visible);
+  *error = options_.driver + ": " + *error + (visible.empty() ? "" : " among " + visible);
   return false;
 }
 
@@ -294,6 +295,13 @@ void WorkerProcess::suspend(process::Message& m) {
     return suspension_->suspend(number);
   if (suspension_ && m.verb == "wake") return suspension_->wake();
   if (suspension_ && m.verb == "delist") return suspension_->delist();
+  if (suspension_ && m.verb == "moved") {
+    std::vector<std::string> gpus;
+    m.number("vgpus", &number);
+    for (uint64_t i = 0; i < number; ++i)
+      gpus.push_back(m.text("vgpu." + std::to_string(i) + ".device"));
+    return suspension_->moved(gpus);
+  }
   if (suspension_ && m.verb == "move_out") return suspension_->move_out(m.text("by"));
   if (suspension_ && m.verb == "plan") {
     std::vector<uint64_t> out;
@@ -316,7 +324,7 @@ void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
   if (m.verb == "suspend" || m.verb == "memory" || m.verb == "plan" || m.verb == "move_out" ||
-      m.verb == "delist" || m.verb == "wake")
+      m.verb == "delist" || m.verb == "moved" || m.verb == "wake")
     return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);

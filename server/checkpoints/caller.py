@@ -79,15 +79,24 @@ class Caller:
         return await self.call("state", process, ANSWER_SECONDS)
 
     async def call(
-        self, what: str, process: WorkerRecord, seconds: float, timeout_ms: int = 0
+        self,
+        what: str,
+        process: WorkerRecord,
+        seconds: float,
+        timeout_ms: int = 0,
+        gpus: Mapping[str, str] | None = None,
     ) -> Answer:
-        """`lock` within timeout_ms, `checkpoint`, `restore`, `unlock`. Raises Unavailable, Lost."""
+        """`lock` within timeout_ms, `checkpoint`, `restore`, `unlock`. Raises Unavailable, Lost.
+
+        `gpus`: where what was on each GPU is to be restored; all that the process sees are named.
+        """
         told = await self._ask(
             {
                 "do": what,
                 "pid": process.pid,
                 "start_time": process.start_time,
                 "timeout_ms": timeout_ms,
+                **({"gpus": dict(gpus)} if gpus else {}),
             },
             seconds,
         )

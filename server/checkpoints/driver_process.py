@@ -3,9 +3,10 @@
 
 Started by checkpoints.caller; nothing of Sluice's is imported, so that it starts fast, and whatever
 hangs or crashes in the driver hangs and crashes alone. It reads one JSON object a line from its
-standard input, `{"do", "pid", "start_time", "timeout_ms"}`, and answers each with one line:
-`{"status", "state", "seconds"}`, the status a CUresult by name, "" for success. `free` asks how
-much of a GPU is free, by NVML. It has no context and takes no GPU memory. It ends when its standard
+standard input, `{"do", "pid", "start_time", "timeout_ms", "gpus"}`, and answers each with one line:
+`{"status", "state", "seconds"}`, the status a CUresult by name, "" for success; `gpus` is of a
+restore: where what was on each GPU is to be, by UUIDs. `free` asks how much of a GPU is free, by
+NVML. It has no context and takes no GPU memory. It ends when its standard
 input does; killed in the middle of a call, the driver carries that out all the same. Root may ask
 for it, and nobody else but by the driver's leave. Source: the CUDA driver API, "CUDA
 Checkpointing", since driver 570.
@@ -19,6 +20,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,23 @@ class LockArgs(ctypes.Structure):
         ("timeout_ms", ctypes.c_uint),
         ("reserved0", ctypes.c_uint),
         ("reserved1", ctypes.c_uint64 * 7),
+    )
+
+
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair: what was on one GPU is to be on another."""
+
+    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
+
+
+class RestoreArgs(ctypes.Structure):
+    """CUcheckpointRestoreArgs."""
+
+    _fields_ = (
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("count", ctypes.c_uint),
+        ("reserved0", ctypes.c_char * (52 - ctypes.sizeof(ctypes.c_void_p))),
+        ("reserved1", ctypes.c_uint64),
     )
 
 
@@ -74,9 +93,22 @@ class Driver:
         known = self._cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value
         return known.decode().removeprefix("CUDA_ERROR_").lower() if known else f"error_{status}"
 
-    def call(self, what: str, pid: int, timeout_ms: int) -> str:
-        """What came of a call; blocks for as long as the driver does."""
-        arguments = ctypes.byref(LockArgs(timeout_ms=timeout_ms)) if what == "lock" else None
+    def call(
+        self, what: str, pid: int, timeout_ms: int = 0, gpus: Mapping[str, str] | None = None
+    ) -> str:
+        """What came of a call; blocks for as long as the driver does.
+
+        `gpus`: of a restore, UUIDs, from which to which; all that the process sees have to be
+        named, else the driver hangs. None: each comes back where it was.
+        """
+        arguments: Any = None
+        if what == "lock":
+            arguments = ctypes.byref(LockArgs(timeout_ms=timeout_ms))
+        elif what == "restore" and gpus:
+            pairs = (GpuPair * len(gpus))()
+            for pair, (old, new) in zip(pairs, gpus.items(), strict=True):
+                pair.old[:], pair.new[:] = uuid_bytes(old), uuid_bytes(new)
+            arguments = ctypes.byref(RestoreArgs(pairs=pairs, count=len(gpus)))
         return self.name(getattr(self._cuda, f"cuCheckpointProcess{CALLS[what]}")(pid, arguments))
 
     def state(self, pid: int) -> tuple[str, str]:
@@ -85,6 +117,11 @@ class Driver:
         status = self.name(self._cuda.cuCheckpointProcessGetState(pid, ctypes.byref(state)))
         known = 0 <= state.value < len(STATES)
         return (STATES[state.value] if known and not status else ""), status
+
+
+def uuid_bytes(text: str) -> bytes:
+    """The 16 bytes of a GPU's UUID (GPU-…)."""
+    return bytes.fromhex(text.removeprefix("GPU-").replace("-", ""))
 
 
 def free_mib(nvml_path: str, uuid: str) -> int | None:
@@ -118,7 +155,9 @@ def answer(driver: Driver, nvml_path: str, asked: dict[str, Any]) -> dict[str, A
     pid, began = asked["pid"], time.monotonic()
     if start_time_of(pid) != asked["start_time"]:
         return {"status": GONE, "state": "", "seconds": 0.0}
-    status = "" if asked["do"] == "state" else driver.call(asked["do"], pid, asked["timeout_ms"])
+    status = ""
+    if asked["do"] != "state":
+        status = driver.call(asked["do"], pid, asked["timeout_ms"], asked.get("gpus"))
     took = time.monotonic() - began
     state, unknown = driver.state(pid)
     return {"status": status or unknown, "state": state, "seconds": took}

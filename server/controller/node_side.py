@@ -75,6 +75,7 @@ class NodeSide:
             swap_mib=min(self._config.suspend.swap_mib, MOST_SWAP_MIB),
             memory_oversubscription=self._config.memory_factor,
             moves_memory=True,
+            moves_sessions=self._config.suspend.movable == "on",
             suspensions=parts.lifecycle.suspensions.messages(),
             ends_sessions=True,
             tells_views=True,
@@ -145,10 +146,12 @@ class NodeSide:
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
         await self._parts.lifecycle.resize_grant(grant_id, vgpus)
 
-    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
+    def suspend_grant(
+        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
+    ) -> None:
         """Suspends what runs for a grant, or resumes it; a report says what came of it."""
         suspensions = self._parts.lifecycle.suspensions
-        suspensions.begin(grant_id, suspend=not resume, promised=promised)
+        suspensions.begin(grant_id, suspend=not resume, promised=promised, to=to)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""

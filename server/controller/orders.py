@@ -51,8 +51,13 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         ...
 
-    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
-        """Suspends what runs for a grant, or resumes it; a report says what came of it."""
+    def suspend_grant(
+        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
+    ) -> None:
+        """Suspends what runs for a grant, or resumes it; a report says what came of it.
+
+        `to`: on this GPU, in the place of its one.
+        """
         ...
 
     async def hand_over(self, order: rpc.HandOver) -> None:
@@ -159,7 +164,10 @@ class Orders:
                 suspend = order.suspend_grant
                 with bound(request_id=suspend.request_id, grant_id=suspend.grant_id):
                     self._side.suspend_grant(
-                        suspend.grant_id, resume=suspend.resume, promised=suspend.promised
+                        suspend.grant_id,
+                        resume=suspend.resume,
+                        promised=suspend.promised,
+                        to=suspend.gpu_uuid,
                     )
             case "hand_over":
                 handover = rpc.HandOver()

@@ -82,6 +82,7 @@ class HostGpus:
         )
         for gpu in self.gpus:
             log.info("GPU %s: %s, %d MiB", gpu.uuid, gpu.name, gpu.memory_mib)
+        self._workers.know({gpu.uuid: f"{gpu.name} {gpu.memory_mib}" for gpu in self.gpus})
         self.health.join(self.gpus)
         for gpu in self.gpus:
             self._keep_warm(gpu.uuid)

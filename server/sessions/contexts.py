@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sluice.resources.ends import End, EndCause
 from sluice.resources.suspended_contexts import ContextPlace, Stays, words
@@ -23,6 +24,7 @@ from sluice.server.checkpoints.caller import Answer, Caller, Lost, Unavailable
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.sessions.context_rules import LEFT_MIB, Rules, left_mib, room_mib
+from sluice.server.sessions.moving import exchanged, gpu_of
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import Standing
 from sluice.server.sessions.suspension_steps import for_all
@@ -57,11 +59,15 @@ def stays(why: Stays, note: str = "") -> Place:
 
 
 class _Failed(Exception):
-    """A call was not done; `state` is the process' from then on, "": nobody knows."""
+    """A call was not done; `state` is the process' from then on, "": nobody knows.
 
-    def __init__(self, text: str, state: str) -> None:
+    `lost`: nobody answered it, and the driver may carry it out yet.
+    """
+
+    def __init__(self, text: str, state: str, *, lost: bool = False) -> None:
         super().__init__(text)
         self.state = state
+        self.lost = lost
 
 
 class Contexts:
@@ -88,6 +94,8 @@ class Contexts:
         self.standings: Mapping[str, Standing] = {}
         #: Has a session's worker do what makes its checkpoint fast. Raises OrderRefused.
         self.prepare: Callable[[Session], Awaitable[None]] = _as_it_is
+        #: Told that a session is on this GPU, and was on another.
+        self.on_moved: Callable[[Session, str], None] = lambda session, gpu: None
 
     # what there is
 
@@ -269,27 +277,29 @@ class Contexts:
 
     # they come back
 
-    async def bring_back(self, sessions: Sequence[Session]) -> None:
+    async def bring_back(self, sessions: Sequence[Session], to: str = "") -> None:
         """All of a grant whose memory is about to come back.
 
-        Raises OrderRefused: not now, or a session was lost by it and has been ended.
+        `to`: on this GPU, in the place of its one; sessions.moving says which these are. Raises
+        OrderRefused: not now, or a session was lost by it and has been ended.
         """
         if not await self.find_out(sessions):
             raise OrderRefused(
                 "the driver does not say whether its context is on its GPU; it is asked again"
             )
         away = [session for session in sessions if self.is_off(session)]
-        await self._need_room(away)
-        await for_all(away, self._bring_back)
+        await self._need_room(away, to)
+        await for_all(away, partial(self._bring_back, to=to))
         for session in sessions:
             self._places.pop(session.id, None)
 
-    async def _need_room(self, sessions: Sequence[Session]) -> None:
+    async def _need_room(self, sessions: Sequence[Session], to: str) -> None:
         """A restore that finds no room is never made up for. Raises OrderRefused."""
         needed: dict[str, int] = {}
         software = {gpu.uuid for gpu in self._gpus() if gpu.software}
         for session in sessions:
-            for gpu in {session.vgpus[place].gpu_uuid for place in session.places}:
+            own = {session.vgpus[place].gpu_uuid for place in session.places}
+            for gpu in {to} if to else own:
                 more = self.of(session).left_mib + room_mib(software=gpu in software)
                 needed[gpu] = needed.get(gpu, 0) + more
         for gpu, mib in needed.items():
@@ -303,15 +313,25 @@ class Contexts:
                     "back safely: somebody has more of the GPU than is booked"
                 )
 
-    async def _bring_back(self, session: Session) -> None:
-        began = time.monotonic()
+    async def _bring_back(self, session: Session, to: str) -> None:
+        began, gpus = time.monotonic(), None
+        if to and to != (own := gpu_of(session)):
+            gpus = exchanged(session.worker.record.sees, own, to)
         try:
-            answer = await self._do("restore", session, "locked")
+            if gpus:
+                self._mark_moving(session, to)
+            answer = await self._do("restore", session, "locked", gpus)
+            self._arrive(session)
             await self._do("unlock", session, "running")
         except Unavailable as none:
+            self._stay_put(session)
             raise OrderRefused(f"session {session.id}: {none}") from None
         except _Failed as failed:
             if failed.state == "checkpointed":  # it was not heard, or it is under way still
+                if failed.lost:
+                    self._put(session, replace(self.of(session), where=ContextPlace.UNKNOWN))
+                else:
+                    self._stay_put(session)
                 raise OrderRefused(f"session {session.id}: {failed}") from None
             self._lose(session, f"the driver could not restore its context: {failed}")
             raise OrderRefused(
@@ -326,6 +346,31 @@ class Contexts:
             f"{time.monotonic() - began:.3f} s"
         )
 
+    def _mark_moving(self, session: Session, to: str) -> None:
+        """For a later server, before the driver is asked. Raises OrderRefused."""
+        session.moving_to = to
+        try:
+            self._mark(session, away=True)
+        except OSError as error:
+            session.moving_to = ""
+            raise OrderRefused(f"session {session.id}: {error}") from None
+
+    def _stay_put(self, session: Session) -> None:
+        """It was not restored anywhere."""
+        if session.moving_to:
+            session.moving_to = ""
+            self._mark(session, away=True, strictly=False)
+
+    def _arrive(self, session: Session) -> None:
+        """The driver has restored it: on another GPU, where it was asked for that."""
+        if not session.moving_to or not self._lives(session):
+            return
+        before = gpu_of(session)
+        session.moved(session.moving_to)
+        self._mark(session, away=True, strictly=False)
+        session.log.write(f"its context has moved from GPU {before} to GPU {gpu_of(session)}")
+        self.on_moved(session, gpu_of(session))
+
     # calls
 
     async def _find_out(self, session: Session) -> None:
@@ -337,10 +382,12 @@ class Contexts:
             self._put(session, replace(place, note=str(error)))
             return
         if answer.state == "checkpointed":
+            self._stay_put(session)
             self._put(session, Place(ContextPlace.OFF, left_mib=self._left_mib(session)))
             if self._lives(session):
                 self._swap.adopt(session.id, self._host_mib(session))
         elif answer.state in ("locked", "running"):
+            self._arrive(session)
             if answer.state == "locked":
                 await self._unlock(session)
             self._unbook(session, place)
@@ -348,19 +395,23 @@ class Contexts:
         elif answer.state == "failed":
             self._lose(session, "the driver says that its checkpoint has failed")
 
-    async def _do(self, what: str, session: Session, wanted: str) -> Answer:
+    async def _do(
+        self, what: str, session: Session, wanted: str, gpus: Mapping[str, str] | None = None
+    ) -> Answer:
         """A call, until it is known what came of it. Raises _Failed, Unavailable."""
         seconds = CALL_SECONDS + CALL_SECONDS_PER_GIB * self.of(session).left_mib / MIB_PER_GIB
         lock_ms = LOCK_MS if what == "lock" else 0
+        is_lost = False
         try:
-            answer = await self._caller.call(what, session.worker.record, seconds, lock_ms)
+            answer = await self._caller.call(what, session.worker.record, seconds, lock_ms, gpus)
         except Lost as lost:
+            is_lost = True
             most = LOCK_MS / 1000 + LOOK_SECONDS if what == "lock" else SETTLE_SECONDS
             answer = await self._settled(session, wanted, str(lost), most)
         if answer.is_gone:
             raise _Failed("its process has ended", "")
         if answer.status:
-            raise _Failed(f"{what}: {answer.status}", answer.state)
+            raise _Failed(f"{what}: {answer.status}", answer.state, lost=is_lost)
         return answer
 
     async def _settled(self, session: Session, wanted: str, why: str, most: float) -> Answer:

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -302,12 +302,31 @@ class SessionFigures:
         channel = followed.session.requester.channel
         self._ended[channel] += 1
         self._moved[channel].update(_moved(followed))
-        for vgpu in self.times.end(session_id):
+        self._keep(self.times.end(session_id))
+        self._leave_places(followed)
+
+    def change_gpu(self, session: Session, gpu: str) -> None:
+        """The session, alone of its grant, is on this GPU; what it had by then is the other's."""
+        followed = self._followed.get(session.id)
+        if followed is None:
+            return
+        self._keep(self.times.of(session.id))
+        self.times.move(session.id, gpu)
+        self._leave_places(followed)
+        followed.places = {n: self._place(session, at) for n, at in enumerate(session.places)}
+        for place in followed.places.values():
+            place.sessions.add(session.id)
+
+    def _keep(self, vgpus: Iterable[VgpuTime]) -> None:
+        """What they had of their GPUs stays counted there."""
+        for vgpu in vgpus:
             at = vgpu.gpu, str(self._places[vgpu.gpu][vgpu.grant_id, vgpu.place].number)
             for family, value in _had(vgpu).items():
                 self._had[family, *at] += value
+
+    def _leave_places(self, followed: Followed) -> None:
         for place in followed.places.values():
-            place.sessions.discard(session_id)
+            place.sessions.discard(followed.session.id)
         for gpu in {place.gpu for place in followed.places.values()}:
             here = self._places[gpu]
             for key in [key for key, place in here.items() if not place.sessions]:

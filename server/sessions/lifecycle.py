@@ -31,6 +31,7 @@ from sluice.server.sessions.code_cache import CodeCache
 from sluice.server.sessions.context_rules import Rules
 from sluice.server.sessions.contexts import Contexts
 from sluice.server.sessions.job_holds import JobHolds
+from sluice.server.sessions.moving import MoveRules
 from sluice.server.sessions.open_session import OpenSession, RefusalError
 from sluice.server.sessions.opening import SessionGrant, SessionOpener, SessionRequest
 from sluice.server.sessions.records import (
@@ -94,6 +95,7 @@ class SessionLifecycle:
             self._swap,
             section.drain_seconds,
             self._contexts(section, gpus),
+            MoveRules(section.movable == "on", workers.has_let_go),
         )
         self.sessions = self._registry.sessions
         self.ledgers = self._registry.ledgers
@@ -117,7 +119,9 @@ class SessionLifecycle:
             return limit - anonymous_mib(session.worker.record.pid) if limit else None
 
         rules = Rules(section.checkpoint_contexts == "auto", may_take)
-        return Contexts(self._caller, gpus, self._swap, rules, self._registry.write, self.end)
+        contexts = Contexts(self._caller, gpus, self._swap, rules, self._registry.write, self.end)
+        contexts.on_moved = self._registry.moved
+        return contexts
 
     def divide_time(self, pages: TurnPages) -> None:
         """From now on sessions have turns on their GPUs."""
@@ -293,6 +297,12 @@ class SessionLifecycle:
         ]
         if sessions:
             raise OrderRefused(f"session {', '.join(sessions)} still runs on it")
+        seeing = [s.id for s in self.sessions.values() if gpu_uuid in s.worker.record.sees]
+        if seeing:
+            raise OrderRefused(
+                f"the worker of session {', '.join(seeing)} sees it, as the session may move "
+                "([suspend] movable); it is free when that has ended"
+            )
         self._caller.let_go()
         await self._workers.let_go(gpu_uuid)
 

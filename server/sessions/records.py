@@ -273,6 +273,9 @@ class Session:
     disconnected_since: float = 0.0
     replaced: bool = False  # its process has closed the connection it opened the session on
     context_away: bool = False  # its context may have left its GPUs (sessions.contexts)
+    #: The GPU that the driver was asked to restore its context on, in the place of its own, and
+    #: nobody knows yet whether it has; "": none.
+    moving_to: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -280,6 +283,11 @@ class Session:
         """Which of its grant's vGPUs it has."""
         chosen = self.part.chosen if self.part else ()
         return chosen or tuple(range(len(self.vgpus)))
+
+    def moved(self, gpu_uuid: str) -> None:
+        """All of its vGPUs are on this GPU from now on."""
+        self.vgpus = tuple(replace(vgpu, gpu_uuid=gpu_uuid) for vgpu in self.vgpus)
+        self.moving_to = ""
 
     def end(self, why: End) -> None:
         """Ends it, whichever process serves it just now; its client gets a sticky CUDA error."""
@@ -356,6 +364,7 @@ class Session:
             "others": [asdict(other) for other in self.others],
             "way": self.way.to_record() if self.way else None,
             "context_away": self.context_away,
+            "moving_to": self.moving_to,
         }
 
 
@@ -408,6 +417,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         others=tuple(OtherNode(**other) for other in record.get("others", ())),
         way=_way_from_record(record.get("way")),
         context_away=record.get("context_away", False),
+        moving_to=record.get("moving_to", ""),
     )
 
 

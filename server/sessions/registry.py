@@ -131,6 +131,14 @@ class SessionRegistry:
         self.follow(session, status)
         session.log.write(f"adopted: {session.requester.describe()}, worker {session.worker.id}")
 
+    def moved(self, session: Session, gpu: str) -> None:
+        """Its context is on this GPU now, and its worker, the arbiter and the figures are told."""
+        places = {f"vgpu.{n}.device": gpu for n in range(len(session.places))}
+        session.worker.tell(Message("moved", {"vgpus": str(len(session.places)), **places}))
+        self.figures.change_gpu(session, gpu)
+        if self.turns:
+            self.turns.move(session)
+
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
         self.links.close()

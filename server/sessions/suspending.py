@@ -19,10 +19,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.resources.suspended_contexts import ContextPlace, words
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.sessions.contexts import Contexts
 from sluice.server.sessions.moved_memory import MovedMemory
+from sluice.server.sessions.moving import NONE_MOVES, MoveRules, Moves, gpu_of
 from sluice.server.sessions.records import Session, run_at_once
 from sluice.server.sessions.standing import (
     ARBITER,
@@ -51,6 +53,7 @@ class Suspensions:
         swap: SwapMemory,
         drain_seconds: float,
         contexts: Contexts,
+        moves: MoveRules = NONE_MOVES,
     ) -> None:
         self._sessions_of = sessions_of
         self._grant_ids: dict[str, str] = {}  # by session
@@ -60,6 +63,7 @@ class Suspensions:
         self._standing: dict[str, Standing] = {}
         self.memory = MovedMemory(sessions_of, self._standing)
         self.contexts = contexts
+        self._moves = moves
         contexts.standings = self._standing
         self._steps = SuspensionSteps(swap, drain_seconds, self._of)
         contexts.prepare = self._steps.delist
@@ -126,6 +130,7 @@ class Suspensions:
         state = SUSPENDED if self.is_out(grant_id) else RUNNING
         place = self.contexts.of_grant(sessions)
         out = state == SUSPENDED
+        moves = self._moves_of(sessions) if out else Moves()
         return rpc.GrantSuspension(
             grant_id=grant_id,
             state=state,
@@ -136,16 +141,28 @@ class Suspensions:
             context_why=place.why if out else "",
             context_note=place.note if out else "",
             context_mib=self.contexts.mib_by_place(sessions) if out else [],
+            gpu_uuids=[vgpu.gpu_uuid for vgpu in sessions[0].vgpus] if sessions else [],
+            moves_to=moves.gpus,
+            moves_not=moves.why_not,
+        )
+
+    def _moves_of(self, sessions: Sequence[Session]) -> Moves:
+        """Where a grant that is out may come back beside its own GPU."""
+        place = self.contexts.of_grant(sessions)
+        off = place.where is ContextPlace.OFF
+        return self._moves.of(
+            sessions, self._standing, None if off else words(place.why, place.note)
         )
 
     # orders
 
-    def begin(self, grant_id: str, *, suspend: bool, promised: bool = False) -> None:
+    def begin(self, grant_id: str, *, suspend: bool, promised: bool = False, to: str = "") -> None:
         """Suspends or resumes what runs for a grant; a report says what came of it.
 
         `promised`: its GPUs' memory is promised more than once, so that its contexts stay there.
+        `to`: it is resumed on this GPU, in the place of its own.
         """
-        self._run(self._carry_out(grant_id, suspend=suspend, promised=promised))
+        self._run(self._carry_out(grant_id, suspend=suspend, promised=promised, to=to))
 
     async def find_contexts(self) -> None:
         """The GPUs are known: where contexts are that an earlier server had leave is found out.
@@ -178,14 +195,14 @@ class Suspensions:
                 self.on_moved(grant_id)
                 self._report(rpc.NodeReport(grant_suspension=self.message(grant_id)))
 
-    async def _carry_out(self, grant_id: str, *, suspend: bool, promised: bool) -> None:
+    async def _carry_out(self, grant_id: str, *, suspend: bool, promised: bool, to: str) -> None:
         if grant_id in self._busy:
             return  # its report comes; an order that does not fit it is given again
         error = ""
         self._busy.add(grant_id)
         try:
             async with self.lock(grant_id):
-                await (self.suspend(grant_id) if suspend else self.resume(grant_id))
+                await (self.suspend(grant_id) if suspend else self.resume(grant_id, to))
         except OrderRefused as refused:
             error = str(refused)
         except Exception as problem:
@@ -236,11 +253,16 @@ class Suspensions:
         self._book(sessions)
         await for_all(sessions, self._steps.move_out)
 
-    async def resume(self, grant_id: str) -> None:
-        """Resumes all sessions of a grant. Raises OrderRefused: all are suspended still."""
+    async def resume(self, grant_id: str, to: str = "") -> None:
+        """Resumes all sessions of a grant, on this GPU, where one is named.
+
+        Raises OrderRefused: all are suspended still.
+        """
         sessions = self._ready(grant_id)
+        if to and any(gpu_of(session) != to for session in sessions):
+            self._check_move(grant_id, sessions, to)
         if self.is_out(grant_id):
-            await self.contexts.bring_back(sessions)
+            await self.contexts.bring_back(sessions, to)
             sessions = self._ready(grant_id)
         moved = any(self.memory.out_by_gpu(grant_id).values())
         if moved and self.is_out(grant_id) and self.comes_in_later(grant_id):
@@ -254,6 +276,15 @@ class Suspensions:
         self.on_moved(grant_id)
         for session in sessions:
             session.log.write("resumed")
+
+    def _check_move(self, grant_id: str, sessions: Sequence[Session], to: str) -> None:
+        """Raises OrderRefused: a grant that is suspended cannot come back on this GPU."""
+        if not self.is_out(grant_id):
+            raise OrderRefused(f"grant {grant_id} is not suspended, and moves only then")
+        moves = self._moves_of(sessions)
+        if to not in moves.gpus:
+            why = moves.why_not or f"it sees {', '.join(moves.gpus)} beside its own GPU"
+            raise OrderRefused(f"grant {grant_id} does not move to GPU {to}: {why}")
 
     async def _come_back(self, grant_id: str, sessions: Sequence[Session]) -> None:
         try:

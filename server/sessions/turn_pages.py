@@ -132,6 +132,12 @@ class TurnPages:
             if place.session.grant_id == grant_id and not place.session.opening:
                 self._join(place)
 
+    def move(self, session: Session) -> None:
+        """A session that stands still is on other GPUs than before: to the arbiter it is new."""
+        if place := self._places.get(session.id):
+            self.arbiter.tell(Message("leave", {"id": session.id}))
+            self._join(place)
+
     async def hold(self, grant_id: str, seconds: float, lasts_seconds: float) -> bool:
         """Has the sessions of a grant come to a consistent cut, and gives them no turn.
 

@@ -137,6 +137,13 @@ class VgpuTimes:
             self.vgpus[key].sessions.add(session_id)
         self._sessions[session_id] = session
 
+    def move(self, session_id: str, gpu: str) -> None:
+        """Its vGPUs are on this GPU from now on, where they have had nothing yet."""
+        for vgpu in self.of(session_id):
+            vgpu.gpu = gpu
+            vgpu.before, vgpu.waited_before = vgpu.used, vgpu.waited
+            vgpu.turns_before, vgpu.together_before = vgpu.turns, vgpu.together
+
     def hear(self, session_id: str, said: Mapping[int, float]) -> None:
         """Its worker has measured so many seconds of each of its vGPUs, since the session began."""
         session = self._sessions.get(session_id)

@@ -58,6 +58,13 @@ class WorkerRecord:
     mps: str = ""
     #: The RDMA port that it was started with; empty: it knows of none.
     rdma: str = ""
+    #: GPUs that it sees beside its own, so that its session may come back on one of them.
+    beside: list[str] = field(default_factory=list)
+
+    @property
+    def sees(self) -> list[str]:
+        """The GPUs that its driver shows it, those that it began on first."""
+        return [*self.devices, *self.beside]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +150,11 @@ class WorkerStarter:
         *,
         software: bool = False,
         mps: MpsClient | None = None,
+        beside: Sequence[str] = (),
     ) -> tuple[WorkerRecord, int]:
         """Starts a worker that sees these GPUs (none named: all); returns its record and pidfd.
 
+        `beside`: GPUs that it sees, too, and does not use, as its session may move there.
         `software`: the driver's GPUs have their memory in the host's. `mps`: it has been that user
         before its driver began; it leaves `users` when its process has ended.
         Raises OSError or NativeFileMissing.
@@ -155,11 +164,14 @@ class WorkerStarter:
             options += ["--libraries", ":".join(self.libraries)]
         if devices:
             options += ["--visible-devices", ",".join(devices)]
+        if beside:
+            options += ["--beside", ",".join(beside)]
         if not self._config.server.charge_libraries:
             options += ["--meter", "off"]
         record = WorkerRecord(
             worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
         )
+        record.beside = list(beside)
         if self.rdma:
             options += ["--rdma", self.rdma]
             record.rdma = self.rdma

@@ -3,7 +3,8 @@
 
 Used by sessions.opening (take) and service (start, stop). It owns every worker that has no session.
 A taken worker is replaced in the background, a little later, so that the new session has the CPU
-first. A GPU that was let go is held by no worker of these until it is served again.
+first. A GPU that was let go is held by no worker of these until it is served again. Where sessions
+may move ([suspend] movable) a worker of one GPU sees those of its model beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,8 +45,11 @@ class WarmWorkers:
         *,
         per_gpu: int,
         start_seconds: float,
+        movable: bool = False,
     ) -> None:
         self._starter = starter
+        self._movable = movable
+        self._alike: dict[str, tuple[str, ...]] = {}  # GPUs of one model, by each of them
         self._driver = driver
         self._log_dir = log_dir
         self._per_gpu = per_gpu
@@ -70,6 +74,29 @@ class WarmWorkers:
             headroom=headroom,
         )
 
+    def know(self, models: Mapping[str, str]) -> None:
+        """These are the host's GPUs, with their models."""
+        self._alike = {
+            uuid: tuple(other for other, its in models.items() if its == model and other != uuid)
+            for uuid, model in models.items()
+        }
+        self._see_anew()
+
+    def _beside(self, uuid: str) -> list[str]:
+        """What a worker of this GPU sees beside it."""
+        if not self._movable:
+            return []
+        return [other for other in self._alike.get(uuid, ()) if other not in self._let_go]
+
+    def _see_anew(self) -> None:
+        """Replaces the workers that see other GPUs than they should."""
+        for uuid, warm in self._warm.items():
+            for worker in [w for w in warm if w.record.beside != self._beside(uuid)]:
+                warm.remove(worker)
+                worker.on_exit = self._unused_one_ended
+                worker.end(_unused("it does not see what a worker is to see now"))
+                self._refill(uuid, 0)
+
     async def see_devices(self) -> list[WorkerDevice]:
         """Starts a worker that sees every GPU, asks it what they are, and lets it end."""
         worker = self._spawn([])
@@ -86,6 +113,7 @@ class WarmWorkers:
             self._let_go.discard(uuid)
             self._warm.setdefault(uuid, [])
             self._refill(uuid, 0)
+        self._see_anew()
 
     def ready(self, uuid: str) -> int:
         """How many workers wait ready for a GPU."""
@@ -100,7 +128,9 @@ class WarmWorkers:
         self._let_go.add(uuid)
         if task := self._refills.pop(uuid, None):
             task.cancel()
-        holding = [*self._warm.get(uuid, []), *self._looking]
+        others = [w for warm in self._warm.values() for w in warm if uuid in w.record.beside]
+        self._see_anew()
+        holding = [*self._warm.get(uuid, []), *others, *self._looking]
         for worker in holding:
             worker.end(_unused("its GPU is handed over"))
         if not await _exited(holding, LET_GO_SECONDS):
@@ -212,6 +242,7 @@ class WarmWorkers:
                 log_path,
                 software=self._driver.software,
                 mps=mps,
+                beside=self._beside(gpus[0]) if len(gpus) == 1 and not mps else (),
             )
         except (OSError, NativeFileMissing) as error:
             raise WorkerError(f"no worker can be started: {error}") from error

@@ -315,7 +315,9 @@ class SimulatedNode:
         await asyncio.sleep(self._random.uniform(0, DYING_MOST_SECONDS))
         self._end(worker, "ordered", why)
 
-    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
+    def suspend_grant(
+        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
+    ) -> None:
         """Its memory moves for a moment; without host memory, and now and then, it does not."""
         if grant_id in self._moving:
             return  # what comes of that is reported

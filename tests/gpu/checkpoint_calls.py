@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's checkpoint calls (`cuCheckpointProcess…`, driver 570 and newer) and NVML, by ctypes.
+"""The driver's checkpoint calls (server/checkpoints/driver_process.py), timed, and NVML by ctypes.
 
-Used by checkpoint_probe.py, from another process than the one that is checkpointed. Statuses are
-CUresult, shown by name; times are seconds; memory is MiB of one GPU as NVML counts it. Source: the
-CUDA driver API, "CUDA Checkpointing".
+Used by checkpoint_probe.py and moving_probe.py, from another process than the one that is
+checkpointed. Statuses are CUresult, shown by name; times are seconds; memory is MiB of one GPU as
+NVML counts it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,14 @@ import ctypes
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-STATES = {0: "running", 1: "locked", 2: "checkpointed", 3: "failed"}
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+from sluice.server.checkpoints.driver_process import Driver, MissingError
+
 MIB = 1 << 20
 SETTLE_SECONDS = 6.0
-
-
-class _LockArgs(ctypes.Structure):
-    _fields_ = (("timeout_ms", ctypes.c_uint), ("zero", ctypes.c_uint), ("r", ctypes.c_uint64 * 7))
-
-
-class _GpuPair(ctypes.Structure):
-    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
-
-
-class _RestoreArgs(ctypes.Structure):
-    _fields_ = (
-        ("pairs", ctypes.POINTER(_GpuPair)),
-        ("count", ctypes.c_uint),
-        ("r", ctypes.c_char * (52 - ctypes.sizeof(ctypes.c_void_p))),
-        ("r1", ctypes.c_uint64),
-    )
 
 
 @dataclass(frozen=True)
@@ -56,55 +43,36 @@ class Checkpointer:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        if not hasattr(self._cuda, "cuCheckpointProcessLock"):
-            raise OSError("this driver has no cuCheckpointProcessLock: it is older than 570")
-        if status := self._cuda.cuInit(0):
-            raise OSError(f"cuInit: {self._name(status)}")
+        try:
+            self._driver = Driver("libcuda.so.1")
+        except MissingError as missing:
+            raise OSError(str(missing)) from None
 
-    def _name(self, status: int) -> str:
-        text = ctypes.c_char_p()
-        known = self._cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value
-        return known.decode().removeprefix("CUDA_ERROR_").lower() if known else str(status)
-
-    def _call(self, name: str, arguments: ctypes.Structure | None) -> Answer:
+    def _call(self, what: str, timeout_ms: int = 0, gpus: dict[str, str] | None = None) -> Answer:
         began = time.perf_counter()
-        passed = None if arguments is None else ctypes.byref(arguments)
-        status = getattr(self._cuda, f"cuCheckpointProcess{name}")(self.pid, passed)
-        took = time.perf_counter() - began
-        return Answer("ok" if status == 0 else self._name(status), took)
+        status = self._driver.call(what, self.pid, timeout_ms, gpus)
+        return Answer(status or "ok", time.perf_counter() - began)
 
     def state(self) -> str:
         """Of the process, or the error that asking for it has."""
-        state = ctypes.c_int(-1)
-        status = self._cuda.cuCheckpointProcessGetState(self.pid, ctypes.byref(state))
-        return self._name(status) if status else STATES.get(state.value, str(state.value))
+        state, status = self._driver.state(self.pid)
+        return status or state
 
     def lock(self, timeout_ms: int = 5000) -> Answer:
         """Its CUDA calls block from then on."""
-        return self._call("Lock", _LockArgs(timeout_ms=timeout_ms))
+        return self._call("lock", timeout_ms)
 
     def checkpoint(self) -> Answer:
         """Everything leaves the GPU."""
-        return self._call("Checkpoint", None)
+        return self._call("checkpoint")
 
     def restore(self, gpus: dict[str, str] | None = None) -> Answer:
         """Everything is back, still locked; `gpus` are UUIDs (GPU-…), from which to which."""
-        if not gpus:
-            return self._call("Restore", None)
-        pairs = (_GpuPair * len(gpus))()
-        for pair, (old, new) in zip(pairs, gpus.items(), strict=True):
-            pair.old[:], pair.new[:] = uuid_bytes(old), uuid_bytes(new)
-        return self._call("Restore", _RestoreArgs(pairs=pairs, count=len(gpus)))
+        return self._call("restore", gpus=gpus)
 
     def unlock(self) -> Answer:
         """It goes on."""
-        return self._call("Unlock", None)
-
-
-def uuid_bytes(text: str) -> bytes:
-    """The 16 bytes of a GPU's UUID (GPU-…)."""
-    return bytes.fromhex(text.removeprefix("GPU-").replace("-", ""))
+        return self._call("unlock")
 
 
 class _Memory(ctypes.Structure):

@@ -83,11 +83,11 @@ def be(name: str) -> None:
                 bench.row(f"{name} went no further", str(error)[-400:])
 
 
-def run(name: str, seconds: float) -> list[Row]:
-    """One case, in a process of its own; what it found out."""
+def run(name: str, seconds: float, program: Path = Path(__file__)) -> list[Row]:
+    """One case of a program, in a process of its own; what it found out."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, __file__, "--be", name],
+            [sys.executable, str(program), "--be", name],
             stdout=out,
             stderr=errors,
             start_new_session=True,

@@ -473,9 +473,9 @@ class Subject:
         return self.check()
 
 
-def main() -> None:
+def main(kind: type[Subject] = Subject) -> None:
     """Until the input ends."""
-    subject = Subject()
+    subject = kind()
     for line in sys.stdin:
         asked = json.loads(line)
         try:

@@ -49,11 +49,11 @@ TIMES = re.compile(r"(checkpoint|restore) ([0-9.]+) s")
 class Node:
     """The server, and what its sessions' logs say."""
 
-    def __init__(self, bench: Bench, gib: int, contexts: str) -> None:
+    def __init__(self, bench: Bench, gib: int, contexts: str, movable: str = "off") -> None:
         self.contexts_leave = contexts == "auto"
         ready = (gib + 4) * GIB
         options = ["--swap-mib", str(2 * ready), "--ready-mib", str(ready)]
-        options += ["--checkpoint-contexts", contexts]
+        options += ["--checkpoint-contexts", contexts, "--movable", movable]
         self.server = Server(
             find_driver(), bench.folder, memory_mib=(gib + 4) * GIB, options=options
         )
@@ -77,6 +77,13 @@ class Node:
                 time.sleep(0.002)
             took = took or time.perf_counter() - began
         return took
+
+    def move(self) -> float:
+        """Seconds until it goes on, restored on another GPU; it is suspended, and its context off.
+
+        Raises Failed.
+        """
+        return self.order(signal.SIGHUP, ON_THE_GPU, RESUMED)
 
     def suspend(self) -> float:
         """Seconds."""

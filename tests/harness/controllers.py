@@ -316,7 +316,9 @@ class SimulatedServer:
             if grant.session_id == session_id:
                 self.end(grant)
 
-    def suspend_grant(self, grant_id: str, *, resume: bool, promised: bool = False) -> None:
+    def suspend_grant(
+        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
+    ) -> None:
         """It has no host memory for that, and says so (swap_mib of its inventory)."""
         refused = rpc.GrantSuspension(grant_id=grant_id, state="running", error="simulated")
         self.link.report(rpc.NodeReport(grant_suspension=refused))

@@ -84,10 +84,16 @@ class StaticLink(FakeControllerLink):
         vgpus = [vgpu.message for vgpu in self._new(request.request).vgpus]
         return rpc.ViewAnswer(sessions=await self.side.read_view((), vgpus))
 
-    def suspend_all(self, *, resume: bool) -> None:
-        """As a controller orders it, of every grant that runs."""
-        for grant_id in {session.grant_id for session in self.side.inventory().sessions}:
-            self.side.suspend_grant(grant_id, resume=resume)
+    def suspend_all(self, *, resume: bool, elsewhere: bool = False) -> None:
+        """As a controller orders it, of every grant that runs.
+
+        `elsewhere`: each comes back on another GPU than it is on, the next of the server's.
+        """
+        there = self.side.inventory()
+        gpus = [gpu.uuid for gpu in there.gpus]
+        for grant_id, uuid in {s.grant_id: s.vgpus[0].gpu_uuid for s in there.sessions}.items():
+            to = gpus[(gpus.index(uuid) + 1) % len(gpus)] if elsewhere else ""
+            self.side.suspend_grant(grant_id, resume=resume, to=to)
 
     def _new(self, request: rpc.GrantRequest) -> LocalGrant:
         count, percent = request.vgpu_count, request.compute_percent or 100

@@ -5,7 +5,7 @@ The server is the real one; in the place of its controller is static_grants.py, 
 Every session gets the same vGPUs, as many as it asks for up to `--vgpus`. With `--http-port`
 clients on the network get sessions too, and with `--relay` those of SOCKET.relay get theirs through
 a second server, which has no GPU, and its relays. SIGUSR1 suspends whatever runs, SIGUSR2 resumes
-it. Whoever waits for SOCKET finds the rest.
+it, SIGHUP on another GPU than it was on (--movable on). Whoever waits for SOCKET finds the rest.
 
 It needs what sluice-server imports (dev/pack_gpu_host.py packs that) and finds workers as
 sluice-server does (SLUICE_NATIVE_DIR). `python static_server.py --help` lists the options.
@@ -69,6 +69,7 @@ class StaticOptions:
     ready_mib: int = 0
     idle_seconds: float = 10.0
     checkpoint_contexts: str = "auto"
+    movable: str = "off"
     ways: tuple[tuple[int, str], ...] = ()  # (HTTP port, address that its tickets name)
 
     def config(
@@ -112,6 +113,7 @@ class StaticOptions:
                     "ready_mib": self.ready_mib,
                     "idle_seconds": self.idle_seconds,
                     "checkpoint_contexts": self.checkpoint_contexts,
+                    "movable": self.movable,
                 },
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
@@ -128,11 +130,15 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     links: list[StaticLink] = []
 
-    def suspend(*, resume: bool) -> None:
-        links[0].suspend_all(resume=resume)
+    def suspend(*, resume: bool, elsewhere: bool = False) -> None:
+        links[0].suspend_all(resume=resume, elsewhere=elsewhere)
 
-    for number, resume in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
-        asyncio.get_running_loop().add_signal_handler(number, partial(suspend, resume=resume))
+    for number, what in (
+        (signal.SIGUSR1, partial(suspend, resume=False)),
+        (signal.SIGUSR2, partial(suspend, resume=True)),
+        (signal.SIGHUP, partial(suspend, resume=True, elsewhere=True)),
+    ):
+        asyncio.get_running_loop().add_signal_handler(number, what)
 
     def static(config: ServerConfig, side: ServerSide) -> StaticLink:
         del config
@@ -160,7 +166,7 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
             lent: dict[str, Any] = {"node_name": "beside", "driver": "none", "enable_relay": True}
             lent["listen_port"] = 0  # the other has the one that was asked for
             # it has no GPU whose memory could move
-            bare = dataclasses.replace(options, swap_mib=0, ready_mib=0)
+            bare = dataclasses.replace(options, swap_mib=0, ready_mib=0, movable="off")
             beside = bare.config(run_dir / "r", options.log_dir / "beside", **lent)
             await _start(Server(beside, relayed), running)
             sockets = {beside.client_socket: Path(f"{options.socket}.relay"), **sockets}
@@ -225,6 +231,7 @@ def main() -> None:
     parser.add_argument("--swap-mib", type=int, default=0, help="[suspend] swap_mib")
     parser.add_argument("--ready-mib", type=int, default=0, help="[suspend] ready_mib")
     parser.add_argument("--checkpoint-contexts", choices=("auto", "off"), default="auto")
+    parser.add_argument("--movable", choices=("on", "off"), default="off", help="[suspend]")
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="[suspend] idle_seconds")
     parser.add_argument(
         "--way",

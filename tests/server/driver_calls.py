@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sluice.resources.ends import End
@@ -30,16 +30,27 @@ class FakeCaller:
         self.states: dict[int, str] = defaultdict(lambda: "running")  # by pid
         self.next: dict[str, deque[str | Exception]] = defaultdict(deque)
         self.asked: list[str] = []
+        self.maps: list[dict[str, str]] = []  # of restores
         self.free: int | None = None
+        self.free_of: dict[str, int] = {}  # by GPU, where it is another
 
     async def state(self, process: Any) -> Answer:
         """As a Caller's."""
         return await self.call("state", process, 1.0)
 
-    async def call(self, what: str, process: Any, seconds: float, timeout_ms: int = 0) -> Answer:
+    async def call(
+        self,
+        what: str,
+        process: Any,
+        seconds: float,
+        timeout_ms: int = 0,
+        gpus: Mapping[str, str] | None = None,
+    ) -> Answer:
         """The same."""
         del seconds, timeout_ms
         self.asked.append(what)
+        if gpus:
+            self.maps.append(dict(gpus))
         planned = self.next[what].popleft() if self.next[what] else ""
         if isinstance(planned, Exception):
             raise planned
@@ -53,8 +64,7 @@ class FakeCaller:
 
     async def free_mib(self, gpu_uuid: str) -> int | None:
         """The same."""
-        del gpu_uuid
-        return self.free
+        return self.free_of.get(gpu_uuid, self.free)
 
 
 class Ended:

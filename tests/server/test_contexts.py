@@ -8,107 +8,20 @@ the driver is a FakeCaller, which also fails as one that cannot be had here woul
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from sluice.protocol.control import WORKER_SENT
 from sluice.resources.suspended_contexts import TEXTS, ContextPlace, Stays
-from sluice.rpc import pool_pb2 as rpc
 from sluice.server.checkpoints.caller import Answer, Lost, Unavailable
 from sluice.server.checkpoints.driver_process import GONE
-from sluice.server.controller.link import GrantedVgpu
-from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.sessions import contexts as contexts_module
 from sluice.server.sessions.context_rules import LEFT_MIB, MOST_LEFT_MIB, ROOM_MIB
-from sluice.server.sessions.records import Session
-from sluice.server.sessions.suspending import Suspensions
-from sluice.server.sessions.swap_memory import SwapMemory
-from sluice.server.workers.packets import Message
 
-from .driver_calls import Ended, FakeCaller, contexts_over
-from .ordered_worker import FakeWorker
+from .suspended_bench import CONTEXT_MIB, MOVED_MIB, STAYING_MIB, Bench, out
 
-CONTEXT_MIB, MOVED_MIB, STAYING_MIB, VGPU_MIB = 100, ROOM_MIB, 30, 2000
-GPU = LocalGpu("GPU-0", "Model", 80_000, False, CONTEXT_MIB, 0)
 SAYS = WORKER_SENT["suspension"].fields
 [TIES] = [field.choices for field in SAYS if field.name == "context_tie"]
-RUNNING = {"suspension": "running"}
-
-
-def stopped(**more: str) -> dict[str, str]:
-    return {
-        "suspension": "stopped",
-        "movable_mib": str(MOVED_MIB),
-        "vgpu.0.staying_mib": str(STAYING_MIB),
-        "vgpu.0.movable_mib": str(MOVED_MIB),
-        "vgpu.0.out_mib": "0",
-        "vgpu.0.exported_mib": "0",
-        **more,
-    }
-
-
-def out(**more: str) -> dict[str, str]:
-    moved = {"suspension": "out", "moved_by": "controller", "vgpu.0.out_mib": str(MOVED_MIB)}
-    return {**stopped(), **moved, **more}
-
-
-class Bench:
-    """Sessions of one grant, suspended or about to be."""
-
-    def __init__(
-        self, *more: dict[str, str], swap_mib: int = 8000, enabled: bool = True, count: int = 1
-    ) -> None:
-        """`more` is what the worker says besides while it is out."""
-        self.caller, self.ended, self.swap = FakeCaller(), Ended(), SwapMemory(swap_mib)
-        self.reports: list[rpc.GrantSuspension] = []
-        self.said: list[str] = []
-        fields = more[0] if more else {}
-        self.workers = [FakeWorker(stopped(**fields), out(**fields), RUNNING) for _ in range(count)]
-        self.sessions = [self._session(n, worker) for n, worker in enumerate(self.workers)]
-        contexts = contexts_over(self.swap, [GPU], self.caller, self.ended, enabled=enabled)
-        self.suspensions = Suspensions(
-            lambda _: self.sessions,
-            lambda report: self.reports.append(report.grant_suspension),
-            self.swap,
-            drain_seconds=0.1,
-            contexts=contexts,
-        )
-
-    def _session(self, number: int, worker: FakeWorker) -> Session:
-        cast(Any, worker).record = SimpleNamespace(pid=100 + number, start_time=1)
-        fields: dict[str, Any] = {
-            "id": f"s{number}",
-            "grant_id": "g",
-            "worker": worker,
-            "opening": False,
-            "places": (0,),
-            "vgpus": (GrantedVgpu("GPU-0", VGPU_MIB, 10),),
-            "log": SimpleNamespace(write=lambda text, *_: self.said.append(text)),
-            "context_away": False,
-        }
-        return cast(Session, SimpleNamespace(**fields))
-
-    def follow(self, status: dict[str, str] | None = None) -> Bench:
-        for session in self.sessions:
-            message = Message("status", status) if status else None
-            cast(FakeWorker, session.worker).last = status or {}
-            self.suspensions.follow(session, message)
-        return self
-
-    async def order(self, *, suspend: bool, promised: bool = False) -> rpc.GrantSuspension:
-        """What was reported last."""
-        self.suspensions.begin("g", suspend=suspend, promised=promised)
-        while tasks := self.suspensions._tasks:
-            await asyncio.gather(*tasks)
-        return self.reports[-1]
-
-    async def refused(self) -> rpc.GrantSuspension:
-        """The answer to an order to resume it that was not carried out."""
-        self.reports.clear()
-        await self.order(suspend=False)
-        return next(report for report in self.reports if report.error)
 
 
 async def test_it_leaves_behind_its_memory_and_comes_back_before_it() -> None:

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu.h"
@@ -65,12 +66,33 @@ class Subject {
 
 void say(char what) { ASSERT_EQ(1, write(kSays, &what, 1)); }
 
-// Begins ('b'), and says whether its memory is right ('r'), or 'w'.
+// The last digit of the UUID of device 0, which is its place before CUDA_VISIBLE_DEVICES.
+char place() {
+  CUuuid uuid{};
+  EXPECT_EQ(CUDA_SUCCESS, cuDeviceGetUuid_v2(&uuid, 0));
+  return static_cast<char>('0' + uuid.bytes[15]);
+}
+
+// As much again, of device 0.
+bool take_more() {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  CUmemGenericAllocationHandle handle = 0;
+  return cuMemCreate(&handle, kHeld, &prop, 0) == CUDA_SUCCESS;
+}
+
+// Begins ('b'), and says whether its memory is right ('r'), or 'w'; to 'p' its place, and to 'm'
+// whether it got more.
 void serve(CUdeviceptr memory) {
   const std::vector<unsigned char> expected(kHeld, 0x5a);
   CHECK_CU(cuMemcpyHtoD_v2(memory, expected.data(), kHeld));
   say('b');
   for (char what = 0; read(kTold, &what, 1) == 1;) {
+    if (what == 'p' || what == 'm') {
+      say(what == 'p' ? place() : take_more() ? 'r' : 'w');
+      continue;
+    }
     std::vector<unsigned char> found(kHeld);
     say(cuMemcpyDtoH_v2(found.data(), memory, kHeld) == CUDA_SUCCESS && found == expected ? 'r'
                                                                                           : 'w');
@@ -205,6 +227,110 @@ TEST(DISABLED_Checkpoint, WhoHasMemoryOfAnotherNeverComesBack) {
   EXPECT_EQ(CU_PROCESS_STATE_FAILED, state_of(subject));
 }
 
+CUuuid uuid_of(int device) {
+  CUuuid uuid{};
+  EXPECT_EQ(CUDA_SUCCESS, cuDeviceGetUuid_v2(&uuid, device));
+  return uuid;
+}
+
+// What was on the first of each pair is to be on the second.
+CUresult restore(const Subject& subject, const std::vector<std::pair<int, int>>& pairs) {
+  std::vector<CUcheckpointGpuPair> all;
+  for (const auto& [from, to] : pairs) all.push_back({uuid_of(from), uuid_of(to)});
+  CUcheckpointRestoreArgs args{};
+  args.gpuPairs = all.data();
+  args.gpuPairsCount = static_cast<unsigned>(all.size());
+  return cuCheckpointProcessRestore(subject.pid(), &args);
+}
+
+class Devices {
+ public:
+  Devices() {
+    for (int device = 0; device < 2; ++device) {
+      EXPECT_EQ(CUDA_SUCCESS, cuInit(0));
+      EXPECT_EQ(CUDA_SUCCESS, cuDevicePrimaryCtxRetain(&contexts_[device], device));
+    }
+  }
+  size_t free(int device) const {
+    EXPECT_EQ(CUDA_SUCCESS, cuCtxSetCurrent(contexts_[device]));
+    return free_bytes();
+  }
+
+ private:
+  CUcontext contexts_[2] = {};
+};
+
+TEST(DISABLED_Checkpoint, OnAnotherDevice) {
+  const Devices devices;
+  const size_t before = devices.free(0), held = kHeld + kContext;
+  ASSERT_EQ(before, devices.free(1));
+  const Subject subject("HoldsMemory");
+  EXPECT_EQ('0', subject.ask('p'));
+  for (int at = 0; at < 2; ++at) {
+    EXPECT_EQ(before - held, devices.free(at));
+    take_off(subject);
+    EXPECT_EQ(before, devices.free(at));
+    CHECK_CU(restore(subject, {{0, 1}, {1, 0}}));
+    EXPECT_EQ(before, devices.free(at)) << "nothing of it stays";
+    EXPECT_EQ(before - held, devices.free(1 - at));
+    CHECK_CU(cuCheckpointProcessUnlock(subject.pid(), nullptr));
+    EXPECT_EQ('r', subject.ask('?'));
+    EXPECT_EQ('1' - at, subject.ask('p'));
+  }
+  take_off(subject);
+  CHECK_CU(restore(subject, {{0, 1}, {1, 0}}));
+  CHECK_CU(cuCheckpointProcessUnlock(subject.pid(), nullptr));
+  EXPECT_EQ('r', subject.ask('m'));
+  EXPECT_EQ(before - held - kHeld, devices.free(1)) << "what it calls device 0 is the other one";
+  EXPECT_EQ(before, devices.free(0));
+}
+
+TEST(DISABLED_Checkpoint, OnAnotherDeviceByAMapOfAllThatItSees) {
+  const Devices devices;
+  const size_t before = devices.free(0);
+  const Subject subject("HoldsMemory");
+  take_off(subject);
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, restore(subject, {{0, 1}}));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, restore(subject, {{0, 1}, {1, 1}}));
+  EXPECT_EQ(CU_PROCESS_STATE_CHECKPOINTED, state_of(subject)) << "nothing has changed";
+  EXPECT_EQ(before, devices.free(0));
+  CHECK_CU(restore(subject, {{0, 0}, {1, 1}}));
+  CHECK_CU(cuCheckpointProcessUnlock(subject.pid(), nullptr));
+  EXPECT_EQ('r', subject.ask('?'));
+  EXPECT_EQ('0', subject.ask('p'));
+}
+
+TEST(DISABLED_Checkpoint, OnAnotherDeviceNeedsToSeeIt) {
+  const Devices devices;
+  setenv("CUDA_VISIBLE_DEVICES", "0", 1);  // of who is begun now
+  const Subject subject("HoldsMemory");
+  take_off(subject);
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, restore(subject, {{0, 1}, {1, 0}}));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, restore(subject, {{0, 1}}));
+  CHECK_CU(cuCheckpointProcessRestore(subject.pid(), nullptr));
+  CHECK_CU(cuCheckpointProcessUnlock(subject.pid(), nullptr));
+  EXPECT_EQ('r', subject.ask('?'));
+}
+
+TEST(DISABLED_Checkpoint, OnAnotherDeviceNeedsRoomThere) {
+  const Devices devices;
+  const Subject subject("HoldsMemory");
+  take_off(subject);
+  CUdeviceptr taken = 0;
+  const size_t room = devices.free(1);
+  CHECK_CU(cuMemAlloc_v2(&taken, room - kHeld - kContext));
+  EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, restore(subject, {{0, 1}, {1, 0}}));
+  EXPECT_EQ(CU_PROCESS_STATE_FAILED, state_of(subject));
+}
+
+TEST(DISABLED_Checkpoint, OnAnotherDeviceNotWithWhatOthersMayHaveOpen) {
+  const Devices devices;
+  const Subject subject("HoldsMemoryForOthers");
+  take_off(subject);
+  EXPECT_EQ(CUDA_ERROR_NOT_SUPPORTED, restore(subject, {{0, 1}, {1, 0}}));
+  EXPECT_EQ(CU_PROCESS_STATE_FAILED, state_of(subject));
+}
+
 TEST(DISABLED_Checkpoint, IsCarriedOutWhereWhoAskedIsKilled) {
   current_context();
   const Subject subject("HoldsMemory");
@@ -259,6 +385,7 @@ TEST_P(Checkpoint, OfAProcess) {
     setenv("SLUICE_SOFTGPU_SHARED_FILE", name.c_str(), 1);
     setenv("SLUICE_SOFTGPU_MEMORY_MIB", "64", 1);
     setenv("SLUICE_SOFTGPU_CONTEXT_MIB", "8", 1);
+    if (std::string(GetParam()).starts_with("OnAnother")) setenv("SLUICE_SOFTGPU_COUNT", "2", 1);
     if (std::string(GetParam()).starts_with("IsCarriedOut"))
       setenv("SLUICE_SOFTGPU_CHECKPOINT_MS", "1000", 1);
     const std::string filter = std::string("--gtest_filter=DISABLED_Checkpoint.") + GetParam();
@@ -272,13 +399,15 @@ TEST_P(Checkpoint, OfAProcess) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Checkpoint,
-                         testing::Values("TakesOffAndBringsBack", "LeavesWhatOthersMayHaveOpen",
-                                         "NeedsMoreRoomThanItGaveAndFailsForGood",
-                                         "WhoHasMemoryOfAnotherNeverComesBack",
-                                         "IsCarriedOutWhereWhoAskedIsKilled",
-                                         "OfOneThatWasKilledNothingIsLeft"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Checkpoint,
+    testing::Values("TakesOffAndBringsBack", "LeavesWhatOthersMayHaveOpen",
+                    "NeedsMoreRoomThanItGaveAndFailsForGood", "WhoHasMemoryOfAnotherNeverComesBack",
+                    "IsCarriedOutWhereWhoAskedIsKilled", "OfOneThatWasKilledNothingIsLeft",
+                    "OnAnotherDevice", "OnAnotherDeviceByAMapOfAllThatItSees",
+                    "OnAnotherDeviceNeedsToSeeIt", "OnAnotherDeviceNeedsRoomThere",
+                    "OnAnotherDeviceNotWithWhatOthersMayHaveOpen"),
+    [](const auto& info) { return std::string(info.param); });
 
 TEST(CheckpointAlone, IsNotThereWhereNothingIsShared) {
   const pid_t pid = fork();

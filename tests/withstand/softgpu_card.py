@@ -19,7 +19,7 @@ from sluice.config.native_files import SOFTGPU, find_native
 from .suspended import SUBJECT, Told
 
 PROCESSES, DEVICES, MIB = 128, 64, 1 << 20  # as softgpu/memory/shared_file.h has them
-WORD_BYTES, RECORD_BYTES = 8, 64
+WORD_BYTES, RECORD_BYTES = 8, 128
 
 
 class SharedCard:
@@ -34,24 +34,25 @@ class SharedCard:
             **settings,
         }
 
-    def taken_mib(self, pid: int) -> int:
-        """What a process has of it."""
+    def taken_mib(self, pid: int, device: int = 0) -> int:
+        """What a process has of it, or of another device that is shared so."""
         held = self.path.read_bytes()
         records = PROCESSES * DEVICES * WORD_BYTES
         found = 0
         for place in range(PROCESSES):
             [owner] = struct.unpack_from("<I", held, records + place * RECORD_BYTES)
-            [taken] = struct.unpack_from("<Q", held, place * DEVICES * WORD_BYTES)
+            [taken] = struct.unpack_from("<Q", held, (place * DEVICES + device) * WORD_BYTES)
             found += taken if owner == pid else 0
         return found // MIB
 
-    def beside(self, folder: Path) -> Told:
+    def beside(self, folder: Path, **more: str) -> Told:
         """A program that uses it without the pool."""
         library = folder / "libcuda.so.1"
         if not library.exists():
             library.symlink_to(find_native(SOFTGPU))
         told = Told(
-            [sys.executable, str(SUBJECT)], {"LD_LIBRARY_PATH": str(folder), **self.settings}
+            [sys.executable, str(SUBJECT)],
+            {"LD_LIBRARY_PATH": str(folder), **self.settings, **more},
         )
         told.ask("begin")
         return told

@@ -34,10 +34,14 @@ def start_subject(
     *,
     begun: bool = True,
     filled: bool = True,
+    program: Path = SUBJECT,
     **more: str,
 ) -> Told:
-    """The program; `begun`: with a session; `filled`: with slabs, a pool, a graph and events."""
-    told = Told([sys.executable, str(SUBJECT)], client_environment(plane, channel, **more))
+    """The program; `begun`: with a session; `filled`: with slabs, a pool, a graph and events.
+
+    `program`: one that is a subject, too.
+    """
+    told = Told([sys.executable, str(program)], client_environment(plane, channel, **more))
     if begun:
         told.ask("begin")
     if begun and filled:

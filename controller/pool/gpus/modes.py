@@ -53,6 +53,8 @@ class GpuModes:
         self._returned: set[GpuKey] = set()  # back at the host's driver, says their node
         self._stuck: dict[GpuKey, tuple[str, float]] = {}  # why, and when to try again
         self._let_go: set[GpuKey] = set()  # for a fault
+        #: Has what can be moved leave a GPU that drains (suspending.Suspending).
+        self.move_away: Callable[[GpuKey, Decisions], None] = lambda key, decisions: None
 
     def switch(self, key: GpuKey, to: GpuMode, *, preempt: bool, decisions: Decisions) -> GpuSwitch:
         """Begins to take a GPU out of the pool, or to take it back; raises Impossible, Unknown."""
@@ -92,8 +94,11 @@ class GpuModes:
             self._fleet.switches[key] = known
         known.target, known.preempt = to, preempt
         self._set(known, GpuMode.DRAINING, f"to be {to.value}")
+        self.move_away(key, decisions)
         if preempt:
             for grant in self._ledger.grants.live_on_gpu(key):
+                if grant.moving_to:
+                    continue
                 why = End(
                     EndCause.GPU_WITHDRAWN, f"the operator takes GPU {key.uuid} out of the pool"
                 )
@@ -215,6 +220,7 @@ class GpuModes:
                 decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.DRAINED))
 
     def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
+        self.move_away(key, decisions)
         grants = len(self._ledger.grants.live_on_gpu(key))
         reservations = self._ledger.reservations.on(key)
         waits = []

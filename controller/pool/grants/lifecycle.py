@@ -20,6 +20,7 @@ from sluice.controller.pool.decisions import (
 from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.move_orders import MoveOrders
 from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.grants.suspending import Suspending
 from sluice.controller.pool.grants.suspension import ReportedSuspension
@@ -38,6 +39,7 @@ class GrantLifecycle:
         jobs: Jobs,
         resizing: Resizing,
         suspending: Suspending,
+        moves: MoveOrders,
         progress: Progress,
         opening_seconds: float,
     ) -> None:
@@ -45,6 +47,7 @@ class GrantLifecycle:
         self._jobs = jobs
         self._resizing = resizing
         self._suspending = suspending
+        self._moves = moves
         self._progress = progress
         self._opening_seconds = opening_seconds
 
@@ -110,6 +113,15 @@ class GrantLifecycle:
         """It goes on as soon as there is room. Raises Impossible, Unknown."""
         self._suspending.want_back(grant_id)
         return self._progress.after(Decisions())
+
+    def move(self, grant_id: str, gpu_uuid: str, why: str) -> Decisions:
+        """The operator has a grant go on on another GPU of its node; "": any with room.
+
+        Raises Impossible, Unknown.
+        """
+        decisions = Decisions()
+        self._moves.move(grant_id, gpu_uuid, why, decisions)
+        return self._progress.after(decisions)
 
     def guest_standing(self, node: str, grant_id: str, *, paused: bool) -> Decisions:
         """A server says whether the VM stands still whose sessions use a grant."""

@@ -4,22 +4,23 @@
 Part of pool.Pool. A grant that is to be suspended is booked as before until its server says that
 its memory is the host's; from then on only what stays is, with no compute. One that draws on a
 reservation frees room there, for the reservation's owner, and nowhere else. It comes back when that
-was asked for and there is room on the GPUs that it has (its contexts are there): it stands in the
-queue with its priority, by the time since it was suspended (scheduling.Scheduler asks `in_order`
-and `attempt`). It promises that nothing is booked for others before it is free, and that what is
-to run again has all of its room before its server is told.
+was asked for and there is room on the GPUs that it has, or on another of its node on which it can
+be restored (moving.MovePlaces): it stands in the queue with its priority, by the time since it was
+suspended (scheduling.Scheduler asks `in_order` and `attempt`). It promises that nothing is booked
+for others before it is free, and that what is to run again has all of its room before its server is
+told.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
 from sluice.controller.pool.grants.suspension import (
     ReportedSuspension,
     SuspendOrder,
@@ -38,8 +39,8 @@ from sluice.controller.pool.model import (
     as_it_is,
 )
 from sluice.controller.pool.projects.quotas import Held
-from sluice.controller.pool.reservations.reservations import Resources
 from sluice.resources.ends import End, EndCause
+from sluice.resources.suspended_contexts import ContextPlace
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
@@ -58,6 +59,7 @@ class Suspending:
         ledger: GrantLedger,
         fleet: Fleet,
         jobs: Jobs,
+        places: MovePlaces,
         *,
         ageing_seconds: float,
         max_suspended_seconds: float,
@@ -72,6 +74,8 @@ class Suspending:
         self._failed: dict[str, float] = {}  # monotonic, by grant
         #: Whose VM is paused, as servers say with each connection.
         self._paused: set[str] = set()
+        self._places = places
+        self.fixed: set[str] = set()  # grants whose servers said that they do not move
 
     def restore(self) -> None:
         """Takes in what the store remembered."""
@@ -94,7 +98,7 @@ class Suspending:
 
         `with_guest`: it comes back when its VM goes on. Raises Impossible, Unknown.
         """
-        grant = self._live(grant_id)
+        grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is {grant.suspension.value} already")
         if problem := self._not_now(grant) or self.never(grant):
@@ -116,7 +120,7 @@ class Suspending:
 
         Raises Impossible, Unknown.
         """
-        grant = self._live(grant_id)
+        grant = self.live(grant_id)
         if grant.suspension is SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is not suspended")
         self._failed.pop(grant.id, None)
@@ -125,6 +129,12 @@ class Suspending:
             grant.resumes = True
             self._changed(grant)
         return grant
+
+    def send_to(self, grant: Grant, uuid: str, why: str) -> None:
+        """One that is suspended, or about to be, is to come back on this GPU of its node."""
+        grant.moving_to = uuid
+        self._changed(grant)
+        self._ledger.event("grant.moving", grant.id, f"to GPU {uuid}: {why}")
 
     def guest(self, node: str, grant_id: str, decisions: Decisions, *, paused: bool) -> None:
         """A server says whether a grant's VM is paused; part of a step."""
@@ -192,9 +202,9 @@ class Suspending:
         state = grant.suspension
         if report.suspended:
             if state is SuspensionState.RESUMING and not report.error:
-                # the order was lost on its way
-                decisions.suspends.append(SuspendOrder(node, grant.id, resume=True))
+                decisions.suspends.append(self._resume_order(grant))  # it was lost on its way
                 return
+            self._follow(grant, report)
             self._is_out(grant, report)
         elif state is SuspensionState.SUSPENDING:
             if report.error:
@@ -202,6 +212,7 @@ class Suspending:
             else:
                 decisions.suspends.append(self._order(grant))
         elif state is not SuspensionState.NONE:
+            self._follow(grant, report)
             self._runs(grant)
 
     def reconcile(
@@ -223,6 +234,7 @@ class Suspending:
         over = [g for g, grant in self._suspended.items() if grant.state is GrantState.ENDED]
         for grant_id in over:
             del self._suspended[grant_id]
+            self.fixed.discard(grant_id)
             self._failed.pop(grant_id, None)
 
     # the queue
@@ -252,21 +264,81 @@ class Suspending:
         """Has it resumed, if there is room that nobody before it waits for."""
         sized = self._sized(grant)
         reserved = bool(grant.reservation)  # then nobody waits for its room, and no quota counts it
-        if not reserved and any(key in held for key, _ in grant.placed()):
-            return False
-        if not self._fits(grant, sized):
-            return False
         over = not reserved and self._ledger.quotas.exceeded(
             grant.project, Held.of(sized), Held.of(grant.vgpus)
         )
         node = self._fleet.nodes.get(grant.node)
         if over or node is None or node.state is not NodeState.UP:
             return False
-        grant.suspension = SuspensionState.RESUMING
-        self._ledger.rebook(grant, sized)
-        self._ledger.event("grant.resuming", grant.id, "there is room for it again")
-        decisions.suspends.append(SuspendOrder(grant.node, grant.id, resume=True))
-        return True
+        for vgpus in self._ways_back(grant, sized):
+            keys = {GpuKey(vgpu.node or grant.node, vgpu.gpu_uuid) for vgpu in vgpus}
+            if reserved or not keys & held:
+                self._resume(grant, vgpus, decisions)
+                return True
+        return False
+
+    def _ways_back(self, grant: Grant, sized: tuple[Vgpu, ...]) -> Iterator[tuple[Vgpu, ...]]:
+        """Its vGPUs where there is room for it, best first: as it is wanted, where it is, beside.
+
+        Nothing while it is not known whether it can be moved as it was asked for.
+        """
+        contexts, own = grant.contexts, own_gpu(grant).uuid
+        if grant.moving_to and contexts and contexts.place is ContextPlace.LEAVING:
+            return
+        beside: list[tuple[Vgpu, ...]] = []
+        if contexts and contexts.are_off and not self._places.why_never(grant):
+            beside = self._places.among(grant, sized, contexts.moves_to)
+        if grant.moving_to and grant.moving_to != own:
+            wanted = at(sized, grant.moving_to)
+            if wanted in beside:
+                yield wanted
+            else:
+                self._give_up_moving(grant, wanted)
+        gpu = self._fleet.gpus.get(own_gpu(grant))
+        is_open = gpu is not None and self._fleet.is_open(gpu)
+        if not is_open:  # it is drained, or at fault
+            yield from beside
+        if self._places.fits_there(grant, sized):
+            yield sized
+        if is_open:
+            yield from beside
+
+    def _give_up_moving(self, grant: Grant, wanted: tuple[Vgpu, ...]) -> None:
+        """What it was asked for cannot be; it comes back as it can."""
+        contexts = grant.contexts
+        can = contexts is not None and grant.moving_to in contexts.moves_to
+        why = self._places.why_not(grant, wanted) if can else ""
+        why = why or (contexts.moves_not if contexts else "") or "its server does not move it there"
+        if not can:
+            self.fixed.add(grant.id)
+        grant.moving_to, grant.suspension_note = "", f"not moved: {why}"
+        self._changed(grant)
+        self._ledger.event("grant.not_moved", grant.id, why)
+
+    def _resume(self, grant: Grant, vgpus: tuple[Vgpu, ...], decisions: Decisions) -> None:
+        before = own_gpu(grant).uuid
+        grant.suspension, grant.moving_to = SuspensionState.RESUMING, ""
+        self._ledger.rebook(grant, vgpus)
+        there = own_gpu(grant).uuid
+        where = f" on GPU {there} (it was on {before})" if there != before else " again"
+        self._ledger.event("grant.resuming", grant.id, f"there is room for it{where}")
+        decisions.suspends.append(self._resume_order(grant))
+
+    def _resume_order(self, grant: Grant) -> SuspendOrder:
+        """On the GPU that it is booked on, where its node knows how to move it."""
+        node = self._fleet.nodes.get(grant.node)
+        moves = node is not None and node.moves_sessions and not self._places.why_never(grant)
+        there = own_gpu(grant).uuid if moves else ""
+        return SuspendOrder(grant.node, grant.id, resume=True, gpu_uuid=there)
+
+    def _follow(self, grant: Grant, report: ReportedSuspension) -> None:
+        """Books it on the GPU that its server says it is on."""
+        uuids = report.gpu_uuids
+        if grant.reservation or len(uuids) != len(grant.vgpus) or len({*uuids}) != 1:
+            return
+        before, there = own_gpu(grant), GpuKey(grant.node, uuids[0])
+        if there != before and there in self._fleet.gpus:
+            self._ledger.rebook(grant, at(grant.vgpus, there.uuid))
 
     # time
 
@@ -293,7 +365,8 @@ class Suspending:
 
     # within
 
-    def _live(self, grant_id: str) -> Grant:
+    def live(self, grant_id: str) -> Grant:
+        """A grant that is not over, nor about to be. Raises Unknown, Over."""
         grant = self._ledger.grants.get(grant_id)
         if grant is None:
             raise Unknown("grant", grant_id)
@@ -324,6 +397,10 @@ class Suspending:
             for now, size in zip(self._with_contexts(grant), grant.running_vgpus, strict=True)
         )
 
+    def when_it_runs(self, grant: Grant) -> tuple[Vgpu, ...]:
+        """Its vGPUs with all that they have then, contexts included."""
+        return self._sized(grant) if grant.running_vgpus else self._with_contexts(grant)
+
     def _with_contexts(self, grant: Grant) -> tuple[Vgpu, ...]:
         """Its vGPUs as they are, with all of its contexts on their GPUs."""
         return self._ledger.charged(grant, self._ledger.sessions.live_of(grant.id))
@@ -332,34 +409,6 @@ class Suspending:
         rooms = [self._fleet.capacity.of(key) for key, _ in grant.placed()]
         promised = any(room is not None and room.kind.promise.is_over for room in rooms)
         return SuspendOrder(grant.node, grant.id, resume=False, promised=promised)
-
-    def _fits(self, grant: Grant, sized: tuple[Vgpu, ...]) -> bool:
-        memory: Counter[GpuKey] = Counter()
-        percent: Counter[GpuKey] = Counter()
-        for (key, now), then in zip(grant.placed(), sized, strict=True):
-            memory[key] += then.memory_mib - now.memory_mib
-            memory[key] += then.overhead_mib - now.overhead_mib
-            percent[key] += then.compute_percent - now.compute_percent
-        for key in memory:
-            gpu, room = self._fleet.gpus.get(key), self._room(grant, key)
-            if room is None or gpu is None or gpu.fault:
-                return False
-            if memory[key] > max(0, room.memory_mib) or percent[key] > max(0, room.compute_percent):
-                return False
-        if grant.reservation:
-            return True
-        for (key, _), then in zip(grant.placed(), sized, strict=True):
-            if not self._fleet.capacity_of(self._fleet.gpus[key]).fits_alone(then.memory_mib):
-                return False
-        return True
-
-    def _room(self, grant: Grant, key: GpuKey) -> Resources | None:
-        """What is free of a GPU for a grant: of its reservation, where it draws on one."""
-        if grant.reservation:
-            reservations = self._ledger.reservations
-            return reservations.free(reservations.records[grant.reservation]).get(key)
-        capacity = self._fleet.capacity.of(key)
-        return Resources(capacity.free_mib, capacity.free_percent) if capacity else None
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""
@@ -407,52 +456,21 @@ class Suspending:
 
     def _runs(self, grant: Grant) -> None:
         sized = self._sized(grant)
+        before = {vgpu.gpu_uuid for vgpu in grant.running_vgpus}
+        now = {vgpu.gpu_uuid for vgpu in grant.vgpus}
+        moved = before and now != before and f"from GPU {min(before)} to GPU {min(now)}"
         self._forget(grant, "")
         self._ledger.rebook(grant, sized)
         self._ledger.event("grant.resumed", grant.id, "it goes on")
+        if moved:
+            self._ledger.event("grant.moved", grant.id, moved)
 
     def _forget(self, grant: Grant, note: str) -> None:
         grant.suspension, grant.suspension_note = SuspensionState.NONE, note
         grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
-        grant.with_guest, grant.contexts = False, None
+        grant.with_guest, grant.contexts, grant.moving_to = False, None, ""
         self._suspended.pop(grant.id, None)
 
     def _changed(self, grant: Grant) -> None:
         grant.generation += 1
         self._ledger.changes.append(as_it_is(grant))
-
-
-class Ending:
-    """The Yield of a pool that does not suspend: the work ends with a CUDA error."""
-
-    def __init__(self, ledger: GrantLedger) -> None:
-        self._ledger = ledger
-
-    def ask(self, grant: Grant, why: End, decisions: Decisions) -> None:
-        """Has the server end it; nobody joins it any more."""
-        self._ledger.end_soon(grant, why)
-        decisions.ends += end_orders(grant, why)
-
-    def spares(self, grant: Grant) -> bool:
-        """It ends whomever it asks."""
-        del grant
-        return False
-
-
-class SuspendingOrEnding:
-    """The Yield of a pool that suspends whom it can, and ends who cannot be suspended."""
-
-    def __init__(self, suspending: Suspending, ending: Ending) -> None:
-        self._suspending = suspending
-        self._ending = ending
-
-    def ask(self, grant: Grant, why: End, decisions: Decisions) -> None:
-        """Has the server suspend it, if that can be."""
-        if self.spares(grant):
-            self._suspending.begin(grant.id, why.text, decisions, resumes=True)
-        else:
-            self._ending.ask(grant, why, decisions)
-
-    def spares(self, grant: Grant) -> bool:
-        """Whether it would be suspended, and not ended."""
-        return self._suspending.is_suspendable(grant)

@@ -33,6 +33,8 @@ class SuspendedContexts:
     why: Stays = Stays.NONE  # they stay
     note: str = ""
     mib: tuple[int, ...] = ()  # that they take of each vGPU's GPU
+    moves_to: tuple[str, ...] = ()  # GPUs of its node that it may come back on beside its own
+    moves_not: str = ""  # why there are none
 
     @property
     def are_off(self) -> bool:
@@ -50,6 +52,7 @@ class ReportedSuspension:
     staying_mib: tuple[int, ...] = ()  # of each vGPU, where it is suspended
     busy: bool = False  # an order is being carried out
     contexts: SuspendedContexts | None = None  # of a suspended one; None: an older server's
+    gpu_uuids: tuple[str, ...] = ()  # of each vGPU; none: as the grant has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,4 @@ class SuspendOrder:
     grant_id: str
     resume: bool
     promised: bool = False  # its GPUs' memory is promised more than once
+    gpu_uuid: str = ""  # it is resumed there, in the place of its one GPU; "": where it is

@@ -3,6 +3,7 @@
 #include "softgpu/runtime/checkpoint.h"
 
 #include "softgpu/api/api.h"
+#include "softgpu/runtime/device.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -39,8 +40,17 @@ CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs*) {
 
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
   return asked([&]() -> CUresult {
-    if (args && args->gpuPairsCount != 0) return CUDA_ERROR_NOT_SUPPORTED;
-    return checkpoint::ask(pid, Order::kRestore);
+    std::vector<checkpoint::Pair> pairs;
+    const unsigned count = args ? args->gpuPairsCount : 0;
+    for (unsigned i = 0; i < count; ++i) {
+      const auto place = [](const CUuuid& uuid) {
+        return physical_of(reinterpret_cast<const unsigned char*>(uuid.bytes));
+      };
+      const CUcheckpointGpuPair& pair = args->gpuPairs[i];
+      pairs.push_back({place(pair.oldUuid), place(pair.newUuid)});
+      if (pairs.back().from < 0 || pairs.back().to < 0) return CUDA_ERROR_INVALID_VALUE;
+    }
+    return checkpoint::ask(pid, Order::kRestore, 0, pairs);
   });
 }
 

@@ -50,6 +50,11 @@ bool DeviceMemory::bring_back(uint64_t bytes, uint64_t besides) {
   return !shared_ || shared_->take(bytes, total_, besides);
 }
 
+void DeviceMemory::move(SharedUse* shared) {
+  std::lock_guard lock(mutex_);
+  shared_ = shared;
+}
+
 uintptr_t DeviceMemory::map(uint64_t bytes) {
   if (!take(bytes)) return 0;
   // Over-map to align to the slab, so that neighbouring slabs do not share one.

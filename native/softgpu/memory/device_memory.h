@@ -33,6 +33,8 @@ class DeviceMemory {
   // is room for it, and for so much `besides`.
   uint64_t put_aside(uint64_t staying);
   bool bring_back(uint64_t bytes, uint64_t besides);
+  // Of one that has nothing there: it is another device's from now on.
+  void move(SharedUse* shared);
 
   // Zero if there is no room. The result is kAlignment-aligned and backed.
   uintptr_t allocate(uint64_t size);
@@ -50,7 +52,7 @@ class DeviceMemory {
   void unmap(uintptr_t address, uint64_t bytes);
 
   const uint64_t total_;
-  SharedUse* const shared_;
+  SharedUse* shared_;  // with the mutex
   mutable std::mutex mutex_;
   uint64_t used_ = 0;
   std::map<uintptr_t, Slab> slabs_;

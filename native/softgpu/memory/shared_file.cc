@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kWordBytes = sizeof(uint64_t) * SharedFile::kProcesses * SharedFile::kDevices;
 constexpr size_t kBytes = kWordBytes + sizeof(SharedFile::Process) * SharedFile::kProcesses;
-static_assert(sizeof(SharedFile::Process) == 64);
+static_assert(sizeof(SharedFile::Process) == 128);
 
 flock range(short type, off_t at) { return {type, SEEK_SET, at, 1, 0}; }
 

@@ -24,6 +24,9 @@ class SharedFile {
     std::atomic<uint32_t> result;      // a CUresult: what came of that
     std::atomic<uint32_t> timeout_ms;  // of the order; 0: none
     uint32_t spare[10];
+    // Of an order to restore: which device, as all processes count, each one's is to be then, and 1
+    // more; 0: it was not named.
+    std::atomic<uint8_t> places[kDevices];
   };
 
   // nullptr: the setting is not there, and nothing is shared.

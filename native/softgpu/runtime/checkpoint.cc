@@ -86,12 +86,40 @@ CUresult take_off() {
   return CUDA_SUCCESS;
 }
 
-CUresult bring_back() {
+// Where each device is to be by an order's map; empty: where it is. False: the map will not do.
+bool read_places(const SharedFile::Process& own, std::vector<int>* places) {
+  int named = 0;
+  for (const auto& place : own.places) named += place != 0;
+  if (named == 0) return true;
+  if (devices().size() < 2) return false;
+  uint64_t seen = 0;
+  for (const auto& device : devices()) {
+    const int to = own.places[device->physical] - 1;
+    if (to < 0) return false;
+    places->push_back(to);
+    if (seen >> to & 1) return false;
+    seen |= 1ull << to;
+  }
+  for (const auto& device : devices()) seen &= ~(1ull << device->physical);
+  // What it does not see is no place for it.
+  return seen == 0 && static_cast<size_t>(named) == devices().size();
+}
+
+CUresult bring_back(const std::vector<int>& places) {
   if (VirtualMemory::instance().has_others()) return CUDA_ERROR_NOT_SUPPORTED;
   pause();
-  for (const auto& device : devices())  // of several, those that were first keep what they took
-    if (!device->memory.bring_back(put_aside[static_cast<size_t>(device->ordinal)], kRestoreBytes))
+  for (size_t i = 0; i < places.size(); ++i) {
+    Device& device = *devices()[i];
+    if (places[i] == device.physical) continue;
+    // What others may have open of it stayed where it was.
+    if (VirtualMemory::instance().exported(device.ordinal) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+    device.move(places[i]);
+  }
+  for (const auto& device : devices()) {  // of several, those that were first keep what they took
+    const uint64_t bytes = put_aside[static_cast<size_t>(device->ordinal)];
+    if (bytes != 0 && !device->memory.bring_back(bytes, kRestoreBytes))
       return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -106,7 +134,9 @@ CUresult carry_out(SharedFile::Process& own, Order order) {
   } else if (order == Order::kCheckpoint && from(CU_PROCESS_STATE_LOCKED)) {
     if ((e = take_off()) == CUDA_SUCCESS) own.state = CU_PROCESS_STATE_CHECKPOINTED;
   } else if (order == Order::kRestore && from(CU_PROCESS_STATE_CHECKPOINTED)) {
-    e = bring_back();
+    std::vector<int> places;
+    if (!read_places(own, &places)) return CUDA_ERROR_INVALID_VALUE;
+    e = bring_back(places);
     own.state = e == CUDA_SUCCESS ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_FAILED;
   } else if (order == Order::kUnlock && from(CU_PROCESS_STATE_LOCKED)) {
     own.state = CU_PROCESS_STATE_RUNNING;
@@ -154,7 +184,7 @@ Call::~Call() {
   --under_way;
 }
 
-CUresult ask(int pid, Order order, uint32_t timeout_ms) {
+CUresult ask(int pid, Order order, uint32_t timeout_ms, const std::vector<Pair>& pairs) {
   SharedFile* const file = SharedFile::get();
   if (!file) return CUDA_ERROR_NOT_SUPPORTED;
   const int place = place_of(*file, pid);
@@ -166,6 +196,8 @@ CUresult ask(int pid, Order order, uint32_t timeout_ms) {
   const auto is_over = [&] { return process.answered == process.order.load(); };
   while (!is_over() && file->is_taken(place)) std::this_thread::sleep_for(kLook);
   process.timeout_ms = timeout_ms;
+  for (auto& place : process.places) place = 0;
+  for (const Pair& pair : pairs) process.places[pair.from] = static_cast<uint8_t>(pair.to + 1);
   const uint32_t number = (process.order / kKinds + 1) % (1u << 28);
   process.order = number * kKinds + static_cast<uint32_t>(order);
   while (!is_over()) {

@@ -5,10 +5,13 @@
 // A thread of its own, begun by cuInit, does what is asked, whoever asked and whether he still
 // lives. It has the ways that were seen on a card (docs/decisions/0012): a restore needs more room
 // than was given back, and fails for good where there is none, or where the process has memory of
-// another one open; what it has exported stays on the device.
+// another one open; what it has exported stays on the device. A restore may put what was on each
+// device on another; where a card hangs as its map does not name all that the process sees, or as
+// it sees one, this is an error, and nothing has changed.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "abi/cuda_driver.h"
 
@@ -28,9 +31,14 @@ class Call {
 
 enum class Order : uint32_t { kLock = 1, kCheckpoint, kRestore, kUnlock };
 
-// Of the process with that id. CUDA_ERROR_NOT_SUPPORTED: nothing is shared;
-// CUDA_ERROR_INVALID_VALUE: it has no software GPU.
-CUresult ask(int pid, Order order, uint32_t timeout_ms = 0);
+// Devices before CUDA_VISIBLE_DEVICES: what was on one is to be on another.
+struct Pair {
+  int from, to;
+};
+
+// Of the process with that id; `pairs` are of a restore. CUDA_ERROR_NOT_SUPPORTED: nothing is
+// shared; CUDA_ERROR_INVALID_VALUE: it has no software GPU.
+CUresult ask(int pid, Order order, uint32_t timeout_ms = 0, const std::vector<Pair>& pairs = {});
 CUresult state(int pid, CUprocessState* state);
 
 }  // namespace sluice::softgpu::checkpoint

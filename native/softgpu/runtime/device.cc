@@ -120,6 +120,17 @@ Device::Device(int ordinal_, int physical_, uint64_t memory_bytes)
   sm_count = std::max(1u, std::thread::hardware_concurrency());
 }
 
+void Device::move(int to) {
+  physical = to;
+  uuid = make_uuid(to);
+  memory.move(SharedUse::of(to));
+}
+
+int physical_of(const unsigned char* uuid) {
+  const int place = uuid[15];
+  return place < kMostDevices && std::equal(uuid, uuid + 16, make_uuid(place).begin()) ? place : -1;
+}
+
 const std::vector<std::unique_ptr<Device>>& devices() { return list(); }
 
 void initialise_devices() {

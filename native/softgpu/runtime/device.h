@@ -54,8 +54,11 @@ class Pace {
 struct Device {
   Device(int ordinal, int physical, uint64_t memory_bytes);
 
-  const int ordinal;   // as this process counts
-  const int physical;  // before CUDA_VISIBLE_DEVICES
+  // It is another one's place from now on, of the same kind: what this process has is there.
+  void move(int to);
+
+  const int ordinal;  // as this process counts
+  int physical;       // before CUDA_VISIBLE_DEVICES; changes while no call is under way
   std::array<unsigned char, 16> uuid;
   DeviceMemory memory;
   unsigned sm_count;
@@ -78,6 +81,8 @@ constexpr const char* kDeviceName = "Sluice software GPU (CPU)";
 const std::vector<std::unique_ptr<Device>>& devices();
 void initialise_devices();
 Device* device_at(int ordinal);
+// The place before CUDA_VISIBLE_DEVICES of the device with that UUID, 16 bytes; -1: it is none.
+int physical_of(const unsigned char* uuid);
 std::string device_uuid_text(const Device& device);
 PciAddress device_pci_address(const Device& device);
 
