@@ -5,18 +5,19 @@
 
 Starts a server of its own, with host memory that is ready, whose grants promise the card more than
 once. First two PyTorch trainings, each with 0.64 of the card's memory, alone and both at once:
-`oversubscribed_pair` is the slower one's speed as a part of its speed alone, and their losses have
-to be the same. Then notebooks: sessions of 8 GiB, as many as take 1.36 times the card, each at work
-for 5 % of the time at random; `notebooks_p50_s` and `notebooks_p99_s` are seconds from an idle
-session's question to its answer, and all words of its memory have to be right. Figures go to
-build/measurements/oversubscription.jsonl. Exit status 1 where something is wrong; the figures
-decide nothing. Without a GPU it says that it was skipped.
+`oversubscribed_pair` is the slower one's speed, over whole turns, as a part of its speed alone, and
+their losses have to be the same. Then notebooks: sessions of 8 GiB, as many as take 1.36 times the
+card, each at work for 5 % of the time at random; `notebooks_p50_s` and `notebooks_p99_s` are
+seconds from an idle session's question to its answer, and all words of its memory have to be right.
+Figures go to build/measurements/oversubscription.jsonl. Exit status 1 where something is wrong; the
+figures decide nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import math
 import os
 import random
@@ -42,7 +43,7 @@ PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
 BUSY_PART = 0.05
 PROGRAMS_GIB = 24  # of the host, for programs, servers and workers
 BATCH = 128  # so that the card is what takes the time, and not the host's processors
-STEPS = 20  # of a training between two looks at the clock
+STANDSTILL = 5  # times a step's usual time is no step: others had the turn
 PATIENCE_SECONDS = 600
 PARTS = ("pair", "notebooks")
 PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
@@ -71,6 +72,22 @@ def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> S
     return Server(find_driver(), folder, memory_mib=gib_each * GIB, options=options)
 
 
+def whole_turns(ends: list[float]) -> tuple[float, list[float]]:
+    """Steps a second over whole turns, and how long the standstills between them were, in seconds.
+
+    From the first step behind a standstill to the first behind the last: with turns of ten seconds,
+    a time that ends anywhere counts one session's turn too many. Over all where nothing stood.
+    """
+    took = [after - before for before, after in itertools.pairwise(ends)]
+    usual = statistics.median(took)
+    begins = [n + 1 for n, seconds in enumerate(took) if seconds > STANDSTILL * usual]
+    still = [took[n - 1] for n in begins]
+    if len(begins) < 2:
+        return len(took) / (ends[-1] - ends[0]), still
+    first, last = begins[0], begins[-1]
+    return (last - first) / (ends[last] - ends[first]), still
+
+
 class Trainer(threading.Thread):
     """Trains until it is told to stop; the losses of all steps."""
 
@@ -79,16 +96,18 @@ class Trainer(threading.Thread):
         self.told, self.seconds = told, seconds
         self.losses: list[float] = []
         self.speed = 0.0  # steps a second
+        self.still: list[float] = []  # seconds each
         self.failure = ""
 
     def run(self) -> None:
         """In its thread."""
-        began = time.monotonic()
+        ends = [time.monotonic()]
         try:
-            while time.monotonic() - began < self.seconds:
-                said = self.told.ask("train", PATIENCE_SECONDS, steps=STEPS)
+            while ends[-1] - ends[0] < self.seconds:
+                said = self.told.ask("train", PATIENCE_SECONDS, steps=1)
+                ends.append(time.monotonic())
                 self.losses += said["losses"]
-            self.speed = len(self.losses) / (time.monotonic() - began)
+            self.speed, self.still = whole_turns(ends)
         except Failed as failed:
             self.failure = str(failed)
 
@@ -139,6 +158,8 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
         node.close()
     parts = [trainer.speed / alone.speed for trainer in both]
     print(f"pair: {gib} GiB each; speeds, as parts of that alone: {parts}", flush=True)
+    for trainer in both:
+        print(f"pair: stood still for {' '.join(f'{s:.1f}' for s in trainer.still)} s", flush=True)
     run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=1)
     return [
         run_of.record(
