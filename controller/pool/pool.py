@@ -141,7 +141,7 @@ class Pool(PoolView):
         super().__init__(ledger, fleet, scheduler, attachments)
         modes = GpuModes(clock, ledger, fleet, ending, attachments.holder, hands_over=hands_over)
         moves = MoveOrders(suspending, places, ledger, jobs)
-        modes.move_away = moves.move_away
+        modes.move_away, modes.leaving = moves.move_away, suspending.leaving
         resizing = Resizing(ledger, fleet, jobs)
         progress = self._progress = Progress(scheduler, modes)
 

@@ -158,7 +158,9 @@ class NodeSide:
         if order.back:
             await self._parts.native.take_back(order)
             self._parts.gpus.health.take_back(order.gpu_uuid)
-        await self._parts.lifecycle.hand_over(order.gpu_uuid, back=order.back)
+        await self._parts.lifecycle.hand_over(
+            order.gpu_uuid, back=order.back, whole=order.to_native
+        )
         if order.to_native:
             await self._parts.gpus.health.give_away(order.gpu_uuid)
             await self._parts.native.leave(order)

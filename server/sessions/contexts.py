@@ -36,6 +36,8 @@ LOCK_MS = 5000
 CALL_SECONDS, CALL_SECONDS_PER_GIB = 30.0, 10.0
 #: How long what a lost call has come to is waited for.
 SETTLE_SECONDS = 30.0
+#: The same of a restore on another GPU that an earlier server asked for, which takes a second.
+MOVE_SETTLE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 MIB_PER_GIB = 1024
 
@@ -314,14 +316,12 @@ class Contexts:
                 )
 
     async def _bring_back(self, session: Session, to: str) -> None:
-        began, gpus = time.monotonic(), None
-        if to and to != (own := gpu_of(session)):
-            gpus = exchanged(session.worker.record.sees, own, to)
+        began, to = time.monotonic(), to or gpu_of(session)
         try:
-            if gpus:
-                self._mark_moving(session, to)
-            answer = await self._do("restore", session, "locked", gpus)
-            self._arrive(session)
+            if session.moving_to:
+                await self._settle(session)
+            if not self._is_back(session):
+                await self._restore(session, to)
             await self._do("unlock", session, "running")
         except Unavailable as none:
             self._stay_put(session)
@@ -341,10 +341,44 @@ class Contexts:
         self._unbook(session, self.of(session))
         self._places.pop(session.id, None)
         self._mark(session, away=False, strictly=False)
-        session.log.write(
-            f"its context is back on the GPU: restore {answer.seconds:.3f} s of "
-            f"{time.monotonic() - began:.3f} s"
-        )
+        session.log.write(f"its context is back on the GPU: {time.monotonic() - began:.3f} s")
+        if gpu_of(session) != to:
+            raise OrderRefused(
+                f"session {session.id} is on GPU {gpu_of(session)} by an order before this one"
+            )
+
+    def _is_back(self, session: Session) -> bool:
+        return self.of(session).where is ContextPlace.LEAVING
+
+    async def _restore(self, session: Session, to: str) -> None:
+        """Where it was, or on another GPU. Raises _Failed, Unavailable, OrderRefused."""
+        gpus = None
+        if to != (own := gpu_of(session)):
+            gpus = exchanged(session.worker.record.sees, own, to)
+            self._mark_moving(session, to)
+        try:
+            answer = await self._do("restore", session, "locked", gpus)
+        except _Failed as failed:
+            if failed.state != "locked":
+                raise
+            # a call of an earlier server was carried out meanwhile, which left it where it was
+            self._stay_put(session)
+            return
+        self._arrive(session)
+        session.log.write(f"restore {answer.seconds:.3f} s")
+
+    async def _settle(self, session: Session) -> None:
+        """An earlier call to have it elsewhere is carried out in time, or nobody has heard it."""
+        if self._is_back(session):
+            return
+        found = await self._settled(session, "locked", "", MOVE_SETTLE_SECONDS)
+        if found.state in ("locked", "running"):
+            self._arrive(session)
+            self._put(session, replace(self.of(session), where=ContextPlace.LEAVING))
+        elif found.state == "checkpointed":
+            self._stay_put(session)
+        else:
+            raise _Failed(found.status or "its process has ended", found.state)
 
     def _mark_moving(self, session: Session, to: str) -> None:
         """For a later server, before the driver is asked. Raises OrderRefused."""
@@ -382,18 +416,35 @@ class Contexts:
             self._put(session, replace(place, note=str(error)))
             return
         if answer.state == "checkpointed":
-            self._stay_put(session)
-            self._put(session, Place(ContextPlace.OFF, left_mib=self._left_mib(session)))
-            if self._lives(session):
-                self._swap.adopt(session.id, self._host_mib(session))
+            self._found_off(session)
         elif answer.state in ("locked", "running"):
             self._arrive(session)
-            if answer.state == "locked":
-                await self._unlock(session)
+            if answer.state == "locked" and not await self._unlock_found(session):
+                self._found_off(session)
+                return
             self._unbook(session, place)
             self._put(session, Place())
         elif answer.state == "failed":
             self._lose(session, "the driver says that its checkpoint has failed")
+
+    def _found_off(self, session: Session) -> None:
+        """An earlier call to restore it may be under way: bring_back waits for that."""
+        self._put(session, Place(ContextPlace.OFF, left_mib=self._left_mib(session)))
+        if self._lives(session):
+            self._swap.adopt(session.id, self._host_mib(session))
+
+    async def _unlock_found(self, session: Session) -> bool:
+        """False: it was about to leave by an earlier call, and has left."""
+        try:
+            await self._do("unlock", session, "running")
+        except (_Failed, Unavailable) as failed:
+            state = getattr(failed, "state", "")
+            if state == "locked":
+                state = (await self._settled(session, "checkpointed", "", SETTLE_SECONDS)).state
+            if state == "checkpointed":
+                return False
+            self._lose(session, f"its calls stay blocked: {failed}")
+        return True
 
     async def _do(
         self, what: str, session: Session, wanted: str, gpus: Mapping[str, str] | None = None

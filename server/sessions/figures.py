@@ -311,7 +311,8 @@ class SessionFigures:
         if followed is None:
             return
         self._keep(self.times.of(session.id))
-        self.times.move(session.id, gpu)
+        for vgpu in self.times.of(session.id):
+            vgpu.gpu, vgpu.elsewhere = gpu, _sums(vgpu)
         self._leave_places(followed)
         followed.places = {n: self._place(session, at) for n, at in enumerate(session.places)}
         for place in followed.places.values():
@@ -436,7 +437,12 @@ def _vgpus(followed: Followed) -> Iterator[tuple[int, Place, GrantedVgpu]]:
 
 
 def _had(vgpu: VgpuTime) -> dict[str, float]:
-    """What its counters show: what it had before this server took it over is not in them."""
+    """What its counters of the GPU that it is on show."""
+    return {name: sum_ - vgpu.elsewhere.get(name, 0.0) for name, sum_ in _sums(vgpu).items()}
+
+
+def _sums(vgpu: VgpuTime) -> dict[str, float]:
+    """What it had, but not what it had before this server took it over."""
     return {
         "sluice_vgpu_busy_seconds_total": vgpu.used - vgpu.before,
         "sluice_vgpu_waiting_seconds_total": vgpu.waited - vgpu.waited_before,

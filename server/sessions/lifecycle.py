@@ -282,10 +282,11 @@ class SessionLifecycle:
                 "resized: " + ", ".join(f"{v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)
             )
 
-    async def hand_over(self, gpu_uuid: str, *, back: bool) -> None:
+    async def hand_over(self, gpu_uuid: str, *, back: bool, whole: bool = False) -> None:
         """Ends what of this server holds a GPU without a session, or has it held again.
 
-        Raises OrderRefused where the GPU is not free.
+        `whole`: to a VM, so that no session may so much as see it. Raises OrderRefused where the
+        GPU is not free.
         """
         if back:
             self._workers.serve([gpu_uuid])
@@ -297,12 +298,14 @@ class SessionLifecycle:
         ]
         if sessions:
             raise OrderRefused(f"session {', '.join(sessions)} still runs on it")
-        seeing = [s.id for s in self.sessions.values() if gpu_uuid in s.worker.record.sees]
-        if seeing:
+        seeing = [s for s in self.sessions.values() if gpu_uuid in s.worker.record.sees]
+        if seeing and whole:
             raise OrderRefused(
-                f"the worker of session {', '.join(seeing)} sees it, as the session may move "
-                "([suspend] movable); it is free when that has ended"
+                f"the worker of session {', '.join(s.id for s in seeing)} sees it, as the session "
+                "may move ([suspend] movable); it is free when that has ended"
             )
+        for session in seeing:
+            session.log.write(f"GPU {gpu_uuid} is let go, and its worker sees it still")
         self._caller.let_go()
         await self._workers.let_go(gpu_uuid)
 

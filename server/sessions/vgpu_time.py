@@ -71,6 +71,7 @@ class VgpuTime:
     heard: bool = False  # since the last look
     share_1s: float = 0.0
     share_60s: float = 0.0
+    elsewhere: dict[str, float] = field(default_factory=dict)  # counted on a GPU before this one
 
     def count(self, seconds: float, now: float) -> None:
         """It used so much more, as far as there was time for it."""
@@ -136,13 +137,6 @@ class VgpuTimes:
             session.vgpus[index] = self.vgpus[key]
             self.vgpus[key].sessions.add(session_id)
         self._sessions[session_id] = session
-
-    def move(self, session_id: str, gpu: str) -> None:
-        """Its vGPUs are on this GPU from now on, where they have had nothing yet."""
-        for vgpu in self.of(session_id):
-            vgpu.gpu = gpu
-            vgpu.before, vgpu.waited_before = vgpu.used, vgpu.waited
-            vgpu.turns_before, vgpu.together_before = vgpu.turns, vgpu.together
 
     def hear(self, session_id: str, said: Mapping[int, float]) -> None:
         """Its worker has measured so many seconds of each of its vGPUs, since the session began."""

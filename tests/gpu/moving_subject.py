@@ -40,6 +40,7 @@ class MovingSubject(Subject):
         if not self.trained:
             self.trained = self._next(TRAINED_BYTES)
             self._back(self.trained, TRAINED_BYTES)
+            self.wait()
         left: list[int] = []
         words = (ctypes.c_uint32 * (TRAINED_BYTES // 4))()
         at, count = ctypes.c_uint64(self.trained), ctypes.c_uint64(TRAINED_BYTES // 4)

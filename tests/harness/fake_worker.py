@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--driver", required=True)
     parser.add_argument("--visible-devices", default="")
+    parser.add_argument("--beside", default="")
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("--confine", choices=["session", "ready"])

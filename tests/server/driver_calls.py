@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from sluice.resources.ends import End
@@ -28,7 +28,7 @@ class FakeCaller:
 
     def __init__(self) -> None:
         self.states: dict[int, str] = defaultdict(lambda: "running")  # by pid
-        self.next: dict[str, deque[str | Exception]] = defaultdict(deque)
+        self.next: dict[str, deque[str | Exception | Callable[[], str]]] = defaultdict(deque)
         self.asked: list[str] = []
         self.maps: list[dict[str, str]] = []  # of restores
         self.free: int | None = None
@@ -52,6 +52,8 @@ class FakeCaller:
         if gpus:
             self.maps.append(dict(gpus))
         planned = self.next[what].popleft() if self.next[what] else ""
+        if callable(planned):
+            planned = planned()
         if isinstance(planned, Exception):
             raise planned
         if planned or what == "state":

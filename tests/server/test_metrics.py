@@ -330,6 +330,33 @@ def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
     assert again.total("sluice_vgpu_share_ratio") == 0
 
 
+def test_what_a_session_has_on_another_gpu_is_counted_there_from_then_on() -> None:
+    now = [0.0]
+    figures = SessionFigures(lambda: now[0])
+    session = FakeSession("s")
+    figures.begin(session)  # type: ignore[arg-type]
+
+    def counted(busy_us: int) -> list[float]:
+        """The seconds of both GPUs."""
+        now[0] += 10
+        figures.hear("s", Message("status", {"vgpu.0.busy_us": str(busy_us)}))
+        found = read_registry(figures.registry)
+        name = "sluice_vgpu_busy_seconds_total"
+        return [found.value(name, gpu=gpu, vgpu="0") or 0 for gpu in ("GPU-1", "GPU-2")]
+
+    assert counted(4_000_000) == [4, 0]
+    session.vgpus = (GrantedVgpu("GPU-2", 1024, 25),)
+    figures.change_gpu(session, "GPU-2")  # type: ignore[arg-type]
+    assert counted(7_000_000) == [4, 3]
+    session.vgpus = (GrantedVgpu("GPU-1", 1024, 25),)
+    figures.change_gpu(session, "GPU-1")  # type: ignore[arg-type]
+    assert counted(9_000_000) == [6, 3]
+    figures.end("s")
+    figures.change_gpu(session, "GPU-2")  # type: ignore[arg-type]
+    found = read_registry(figures.registry)
+    assert found.total("sluice_vgpu_busy_seconds_total") == 9
+
+
 def test_a_worker_that_exits_before_its_session_is_said_to_have_begun_leaves_nothing() -> None:
     figures = SessionFigures()
     session = FakeSession("s")

@@ -6,6 +6,7 @@ The driver is a FakeCaller; real processes move in tests/withstand/test_moved_se
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ from sluice.server.sessions import contexts as contexts_module
 from sluice.server.sessions.moving import exchanged
 
 from .ordered_worker import FakeWorker
-from .suspended_bench import Bench, out
+from .suspended_bench import RUNNING, Bench, out
 
 MAP = {"GPU-0": "GPU-2", "GPU-1": "GPU-1", "GPU-2": "GPU-0"}
 
@@ -183,7 +184,11 @@ async def test_what_came_of_a_lost_call_is_asked_before_anything_is_concluded(
 @pytest.mark.parametrize(
     ("state", "gpu"), [("checkpointed", "GPU-0"), ("locked", "GPU-1"), ("running", "GPU-1")]
 )
-async def test_a_later_server_finds_out_where_it_is(state: str, gpu: str) -> None:
+async def test_a_later_server_finds_out_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, state: str, gpu: str
+) -> None:
+    monkeypatch.setattr(contexts_module, "MOVE_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(contexts_module, "LOOK_SECONDS", 0.02)
     bench = Bench(movable=True, beside=("GPU-1", "GPU-2"))
     session = bench.sessions[0]
     session.context_away, session.moving_to = True, "GPU-1"
@@ -194,7 +199,43 @@ async def test_a_later_server_finds_out_where_it_is(state: str, gpu: str) -> Non
     last = await bench.order(suspend=True)
     assert (last.state, list(last.gpu_uuids)) == ("suspended", [gpu])
     assert bench.moved == (["GPU-1"] if gpu == "GPU-1" else [])
-    assert session.moving_to == ""
+    bench.workers[0].answers.append(RUNNING)
+    last = await bench.order(suspend=False)
+    assert (last.state, list(last.gpu_uuids), session.moving_to) == ("running", [gpu], "")
+
+
+@pytest.mark.parametrize("to", ["GPU-1", "GPU-0"])
+async def test_a_restore_that_an_earlier_server_asked_for_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """It ends while this one looks; where it was asked for elsewhere, it is asked for again."""
+    monkeypatch.setattr(contexts_module, "LOOK_SECONDS", 0.02)
+    bench = movable()
+    await bench.order(suspend=True)
+    bench.sessions[0].moving_to = "GPU-1"
+    asyncio.get_running_loop().call_later(0.1, bench.caller.states.update, {100: "locked"})
+    last = await (bench.order(suspend=False, to=to) if to == "GPU-1" else bench.refused(to=to))
+    assert list(last.gpu_uuids) == ["GPU-1"]
+    assert (last.state, "by an order before" in last.error) == (
+        ("running", False) if to == "GPU-1" else ("suspended", True)
+    )
+    assert bench.caller.maps == []
+
+
+async def test_one_that_a_later_server_finds_about_to_leave_is_off() -> None:
+    bench = Bench(movable=True, beside=("GPU-1",))
+    bench.sessions[0].context_away = True
+    bench.caller.states[100] = "locked"
+
+    def left() -> str:
+        bench.caller.states[100] = "checkpointed"
+        return "illegal_state"
+
+    bench.caller.next["unlock"].append(left)
+    cast(FakeWorker, bench.sessions[0].worker).answers.clear()
+    bench.follow(out())
+    await bench.suspensions.find_contexts()
+    assert (bench.ended.said, bench.suspensions.message("g").context) == ([], "off")
 
 
 def test_a_map_names_each_gpu_once_on_either_side() -> None:

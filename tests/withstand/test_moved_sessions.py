@@ -128,6 +128,7 @@ def test_a_training_moved_back_and_forth_has_the_results_of_one_left_alone(
     alone.kill()
     wait_for(lambda: not rig.plane.grants(), message="it to be gone")
     subject, grant, worker = begin(rig, channel)
+    subject.ask("train", steps=0)  # its memory
     whole = taken(rig, worker)
     assert (whole[0] >= CONTEXT_MIB + MOVED_MIB, whole[1]) == (True, 0)
     left = []
@@ -164,8 +165,8 @@ def test_what_it_takes_after_a_move_is_of_the_gpu_that_it_is_on(rig: Rig) -> Non
     move(rig, grant, 1)
     before = taken(rig, worker)
     subject.ask("slab", mib=16, piece_mib=2)
+    assert subject.ask("check") == {"wrong": 0}
     assert taken(rig, worker) == [0, before[1] + 16]
-    is_right(subject)
     [vgpu] = [v for v in rig.plane.rest.get("/vgpus").json()["vgpus"] if v["grant_id"] == grant]
     assert vgpu["gpu"].endswith(UUID.format(1))
 
@@ -193,6 +194,41 @@ def test_a_gpu_that_is_drained_is_left_by_what_can_be_moved(rig: Rig) -> None:
     is_right(subject)
     done = sluice(rig.plane, "gpu", "undrain", uuid)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_gpu_that_a_session_sees_is_given_to_no_vm_before_that_ends(rig: Rig) -> None:
+    """And is seen by nobody who begins then."""
+    subject, grant, _ = begin(rig)
+    gpu = rig.plane.rest.get("/gpus").json()["gpus"][1]
+
+    def switched() -> dict[str, Any]:
+        return dict(rig.plane.rest.get(f"/gpus/{gpu['id']}").json())
+
+    rig.plane.rest.put(f"/gpus/{gpu['id']}/switch", json={"to": "native"}).raise_for_status()
+
+    def why() -> str:
+        return rig.plane.rest.get(f"/gpus/{gpu['id']}/switch").text
+
+    wait_for(lambda: "sees it" in why(), message=why)
+    is_right(subject)
+    assert order(rig, grant, 1).status_code == 409
+    subject.kill()
+    wait_for(lambda: switched()["mode"] == "native", message=lambda: str(switched()))
+    other, its, worker = begin(rig)
+    assert "--beside" not in Path(f"/proc/{worker}/cmdline").read_text()
+    rig.plane.rest.put(f"/gpus/{gpu['id']}/switch", json={"to": "pooled"}).raise_for_status()
+    wait_for(lambda: switched()["mode"] == "pooled", message=lambda: str(switched()))
+    assert order(rig, its, 1).status_code == 202, "the controller does not know what it sees"
+    wait_for(lambda: events(rig, its, "grant.not_moved"), message="it not to be moved")
+    assert "its worker sees no other GPU" in events(rig, its, "grant.not_moved")[0]
+    arrives(rig, its, 0)
+    is_right(other)
+
+    def sees_both() -> bool:
+        waiting = [record for record in rig.plane.worker_records() if not record["session"]]
+        return len(waiting) == 2 and all(record["beside"] for record in waiting)
+
+    wait_for(sees_both, message=lambda: str(rig.plane.worker_records()))
 
 
 def test_no_room_on_the_other_is_said_at_once_and_nothing_stands_still(rig: Rig) -> None:

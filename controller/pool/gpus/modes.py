@@ -55,6 +55,8 @@ class GpuModes:
         self._let_go: set[GpuKey] = set()  # for a fault
         #: Has what can be moved leave a GPU that drains (suspending.Suspending).
         self.move_away: Callable[[GpuKey, Decisions], None] = lambda key, decisions: None
+        #: How many grants are on their way from a GPU to another, and are booked there.
+        self.leaving: Callable[[GpuKey], int] = lambda key: 0
 
     def switch(self, key: GpuKey, to: GpuMode, *, preempt: bool, decisions: Decisions) -> GpuSwitch:
         """Begins to take a GPU out of the pool, or to take it back; raises Impossible, Unknown."""
@@ -221,7 +223,7 @@ class GpuModes:
 
     def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
         self.move_away(key, decisions)
-        grants = len(self._ledger.grants.live_on_gpu(key))
+        grants = len(self._ledger.grants.live_on_gpu(key)) + self.leaving(key)
         reservations = self._ledger.reservations.on(key)
         waits = []
         if grants:

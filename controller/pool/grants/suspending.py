@@ -239,6 +239,15 @@ class Suspending:
 
     # the queue
 
+    def leaving(self, key: GpuKey) -> int:
+        """How many grants are booked elsewhere, and their server has not said yet that they are."""
+        return sum(
+            grant.suspension is SuspensionState.RESUMING
+            and own_gpu(grant) != key
+            and any(GpuKey(v.node or grant.node, v.gpu_uuid) == key for v in grant.running_vgpus)
+            for grant in self._suspended.values()
+        )
+
     def in_order(self) -> list[tuple[Order, Grant]]:
         """Those that wait to come back, with their places among requests (waiting.Entry.order)."""
         self.ended()

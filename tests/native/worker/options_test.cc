@@ -31,6 +31,16 @@ TEST(WorkerOptions, AreRead) {
   EXPECT_FALSE(o.meter);
 }
 
+TEST(WorkerOptions, WhatIsSeenBesidesIsOfAWorkerWithGpusOfItsOwn) {
+  Options o;
+  EXPECT_EQ(refused({"--visible-devices", "GPU-1", "--beside", "GPU-2,GPU-3"}, &o), "");
+  EXPECT_EQ(o.visible, "GPU-1");
+  EXPECT_EQ(o.beside, "GPU-2,GPU-3");
+  Options none;
+  EXPECT_EQ(refused({"--beside", "GPU-2"}, &none),
+            "--beside is of a worker whose own GPUs are named: give --visible-devices");
+}
+
 // A worker that does not wait for its session's account would stay what it was started as.
 TEST(WorkerOptions, AnAccountIsNotLostToAMisspeltValue) {
   Options o;
