@@ -227,10 +227,10 @@ def finish(name: str, pieces: Path, into: Path) -> None:
         raise SliceError(f"{name}: not as packed: {', '.join(wrong)}")
     for file, about in files.items():
         place(into, file).chmod(about["mode"])
-    archive = into / TAR
-    with tarfile.open(archive) as tar:
-        tar.extractall(into, filter="data")
-    archive.unlink()
+    if TAR in files:
+        with tarfile.open(into / TAR) as tar:
+            tar.extractall(into, filter="data")
+        (into / TAR).unlink()
     (into / f".{name}.taken").unlink()
 
 
