@@ -265,6 +265,9 @@ def compare(options: argparse.Namespace) -> int:
     )
     if (Path(str(options.native).split(",")[0]) / STOPPED).exists():
         print("natively the time given did not suffice for all operators")
+    if not total:
+        print("nothing was compared")
+        return 1
     if options.figure:
         record_share(torch, options, share)
     return 0 if share >= options.threshold else 1
