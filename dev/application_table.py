@@ -47,13 +47,14 @@ def counted(result: Result) -> str:
 
 
 def rates(entry: Entry, figures: Figures) -> Iterator[str]:
-    """What docs/measurements has of the entry: ratios to native, where and of which commit."""
+    """What docs/measurements has of the entry: ratios to native or shares, where and of what."""
     for path in entry.figures:
         subject, _, name = path.partition("/")
         for each in figures.get(subject, ()):
             if each.name == name and each.channel == "shm" and each.setting is None:
                 where = each.commit or each.recorded
-                yield f"`{name}` {times(each.ratio)} × native ({each.machine}, {where})"
+                found = f"{times(each.ratio)} × native" if each.ratio else times(each.value)
+                yield f"`{name}` {found} ({each.machine}, {where})"
 
 
 def rows(results: Sequence[Result], figures: Figures) -> Iterator[list[str]]:

@@ -16,6 +16,10 @@ inline constexpr uint32_t kElfMagic = 0x464c457f;      // machine code by itself
 inline constexpr uint16_t kPtx = 1, kMachineCode = 2;
 inline constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;  // flags: how a part is packed
 
+// Flags: what a part is for. Code for one architecture alone (sm_90a), for its family (sm_100f),
+// machine code for compute capability 10.0 and later.
+inline constexpr uint64_t kOneArchitecture = 0x100000, kFamily = 0x200000, kSince100 = 0x1000000;
+
 struct Wrapper {
   uint32_t magic;
   uint32_t version;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -65,6 +66,38 @@ def test_workloads_are_held_against_native_in_pairs(run: Run) -> None:
         "gpt2_generate", "gpt2_generate_round_trips_per_token", "gpt2_generate_commands_per_token",
         "gpt2_generate_cpu_s", "import_s", "first_kernel_s",
     }  # fmt: skip
+
+
+def test_workloads_of_another_pytorch_have_a_prefix(run: Run) -> None:
+    native, ours = [workload(250, None)], [workload(325, 256)]
+    found = run_workloads.records(["gpt2_generate"], {"native": native, "shm": ours}, run, "cu12_")
+    assert not [r.problems() for r in found if r.problems()]
+    assert {r.name.removeprefix("cu12_") for r in found} == {
+        "gpt2_generate", "gpt2_generate_round_trips_per_token", "gpt2_generate_commands_per_token",
+        "gpt2_generate_cpu_s", "import_s", "first_kernel_s",
+    }  # fmt: skip
+    assert all(r.name.startswith("cu12_") for r in found)
+
+
+def test_another_pytorch_says_for_which_cuda_it_is_and_what_was_left_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    [packages] = (tmp_path / "lib").glob("python3.*/site-packages")
+    (packages / "torch").mkdir()
+    (packages / "torch" / "version.py").write_text("cuda = '12.8'\n")
+    (packages / "torch" / "__init__.py").write_text(
+        "from torch import version\n__version__ = '2.9.1+cu128'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("SLUICE_VGPU", "1")
+    python = tmp_path / "bin" / "python"
+    assert run_workloads.torch_version(python) == {"PyTorch": "2.9.1 for CUDA 12.8"}
+    (packages / "notes.json").write_text('{"machine code": "for sm_90 alone"}')
+    said = run_workloads.torch_version(python)
+    assert said == {"PyTorch": "2.9.1 for CUDA 12.8", "machine code": "for sm_90 alone"}
+    kept = run_workloads.own({"SLUICE_VGPU": "1", "PYTHONPATH": "x", "PATH": "/bin"})
+    assert kept == {"PATH": "/bin"}
 
 
 def test_a_worker_has_no_native_figure_beside_it(run: Run) -> None:

@@ -263,6 +263,11 @@ def compare(options: argparse.Namespace) -> int:
         f"\nas native: {share:.2%} of {sum(total.values())} operators and dtypes that run natively"
         + (f"; {not_reached} more were not reached in the time given" if not_reached else "")
     )
+    if (Path(str(options.native).split(",")[0]) / STOPPED).exists():
+        print("natively the time given did not suffice for all operators")
+    if not total:
+        print("nothing was compared")
+        return 1
     if options.figure:
         record_share(torch, options, share)
     return 0 if share >= options.threshold else 1
@@ -275,8 +280,8 @@ def record_share(torch: Any, options: argparse.Namespace, share: float) -> None:
     from run_workloads import torch_version
 
     python = Path(sys.executable) if torch.version.cuda.startswith("12") else None
-    command = "python tests/gpu/conformance.py --parts operators"
-    run = Run(command, gpu=True, rounds=1, software=torch_version(python))
+    command = f"python tests/gpu/conformance.py{' --python PYTHON' if python else ''}"
+    run = Run(f"{command} --parts operators", gpu=True, rounds=1, software=torch_version(python))
     kept = run.record(
         options.figure, share, "ratio", channel="shm", better="higher", limit=options.threshold
     )

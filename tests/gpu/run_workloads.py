@@ -183,8 +183,10 @@ def main() -> int:
     environments = {"native": native}
     for channel in options.channels:
         environments[channel] = {**ours, "SLUICE_CHANNEL": channel}
-    said = f"python tests/gpu/{'conformance' if options.python else 'run_workloads'}.py"
-    run = Run(said, gpu=True, software=torch_version(options.python))
+    said = "run_workloads.py"
+    if options.python:
+        said = "conformance.py --python PYTHON --parts workloads"
+    run = Run(f"python tests/gpu/{said}", gpu=True, software=torch_version(options.python))
     runs: dict[str, list[Lines]] = {c: [] for c in environments}
     for _ in range(options.rounds):
         for channel, environment in environments.items():

@@ -18,8 +18,8 @@ namespace {
 using namespace fat_binary;
 
 // What else may be said of a part that is understood: 64 bits, debug information, the system that
-// it was made on.
-constexpr uint64_t kHarmless = 0xfff;
+// it was made on, which GPUs it is for.
+constexpr uint64_t kHarmless = 0xfff | kOneArchitecture | kFamily | kSince100;
 constexpr uint64_t kMaxUnpacked = 1ull << 30;
 
 bool is_elf(std::span<const std::byte> image) {

@@ -101,7 +101,11 @@ def notes(packages: Path) -> dict[str, str]:
 
 
 def install(wheels: Iterable[Path], to: Path, options: Sequence[str]) -> None:
-    """Wheels into a folder, with these options of pip."""
+    """Wheels into a folder, with these options of pip.
+
+    They were chosen for the other machine's Python; of a file pip asks for the one that runs it.
+    """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    command += ["--disable-pip-version-check", "--target", str(to), *options]
+    command += ["--disable-pip-version-check", "--ignore-requires-python", "--target", str(to)]
+    command += options
     subprocess.run([*command, *map(str, wheels)], check=True)

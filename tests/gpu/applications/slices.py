@@ -98,7 +98,6 @@ def pack(folder: Path, name: str, out: Path, piece_bytes: int, jobs: int) -> lis
         pack_small(folder, [p for p in files if p.stat().st_size < SMALL], archive)
         large = {str(p.relative_to(folder)): p for p in files if p.stat().st_size >= SMALL}
         large[TAR] = archive
-        # the largest first, so that no processor has one left when all others are done
         work = [(n, at) for n, p in large.items() for at in range(0, p.stat().st_size, SLICE)]
         slices, pieces = [], Pieces(out, name, piece_bytes)
         with ProcessPoolExecutor(jobs) as pool:
@@ -127,7 +126,7 @@ def pack(folder: Path, name: str, out: Path, piece_bytes: int, jobs: int) -> lis
 
 
 class Pieces:
-    """Files of at most so many bytes, filled one after another."""
+    """Files of at most so many bytes; each slice into the first that has room."""
 
     def __init__(self, out: Path, name: str, most: int) -> None:
         self.paths: list[Path] = []
@@ -139,10 +138,12 @@ class Pieces:
             raise SliceError(
                 f"a slice of {len(data)} bytes needs pieces of more than {self._most} bytes"
             )
-        if not self.paths or self.paths[-1].stat().st_size + len(data) > self._most:
-            self.paths.append(self._out / f"{self._name}.{len(self.paths):03}")
-            self.paths[-1].write_bytes(b"")
-        path = self.paths[-1]
+        room = (p for p in self.paths if p.stat().st_size + len(data) <= self._most)
+        path = next(room, None)
+        if path is None:
+            path = self._out / f"{self._name}.{len(self.paths):03}"
+            path.write_bytes(b"")
+            self.paths.append(path)
         start = path.stat().st_size
         with path.open("ab") as file:
             file.write(data)
@@ -227,10 +228,10 @@ def finish(name: str, pieces: Path, into: Path) -> None:
         raise SliceError(f"{name}: not as packed: {', '.join(wrong)}")
     for file, about in files.items():
         place(into, file).chmod(about["mode"])
-    archive = into / TAR
-    with tarfile.open(archive) as tar:
-        tar.extractall(into, filter="data")
-    archive.unlink()
+    if TAR in files:
+        with tarfile.open(into / TAR) as tar:
+            tar.extractall(into, filter="data")
+        (into / TAR).unlink()
     (into / f".{name}.taken").unlink()
 
 

@@ -224,6 +224,21 @@ TEST(Image, PartsOfFatBinariesAreCountedUnpacked) {
   EXPECT_GE(packed.needs.code_bytes, kText.size());
 }
 
+// As nvcc writes them for sm_90a, sm_100, sm_100a and sm_100f, and PTX for compute_90a.
+TEST(Image, CodeForOneArchitectureOrAFamilyOrNewerGpusIsUnderstood) {
+  const std::string text = ptx(".global .b8 b[77];");
+  for (const uint64_t flags : {0x100011u, 0x1000011u, 0x1100011u, 0x1200011u}) {
+    const auto code = examine_image(fat({part(2, flags, elf({}))}));
+    EXPECT_EQ(code.verdict, ImageVerdict::kUsable) << code.why;
+    EXPECT_TRUE(code.instead.empty()) << flags;
+    const auto packed = examine_image(fat({part(1, flags | 0x2000, lz4(text), text.size())}));
+    EXPECT_EQ(packed.verdict, ImageVerdict::kUsable) << packed.why;
+    EXPECT_EQ(packed.needs.data_bytes, 77u);
+  }
+  // What is said beside it is looked at as before.
+  EXPECT_EQ(examine_image(fat({part(2, 0x110011, elf({}))})).verdict, ImageVerdict::kNoParts);
+}
+
 TEST(Image, PartsPackedWithZstdAreCountedUnpacked) {
   if (!dlopen("libzstd.so.1", RTLD_NOW)) GTEST_SKIP() << "this machine has no libzstd.so.1";
   const auto packed = examine_image(fat({part(1, 0x8000, zstd(kText), kText.size())}));

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ..carried import Carried
 from ..entry import HERE, Entry, Place, Programs
 
 NAMES = (*("perceptron", "convolutions", "attention", "recurrent", "sorting", "halves", "graphs"),)
@@ -21,4 +22,10 @@ ENTRY = Entry(
     parts=(Programs("programs", commands),),
     versions=("onnxruntime-gpu", "onnx", "numpy"),
     gibibytes=0.2,
+    carried=Carried(
+        left_out=(
+            *("*/tests/*", "*.pyi", "*/include/*", "onnx/backend/test/*", "*_tensorrt.so"),
+            *("onnxruntime/transformers/*", "onnxruntime/tools/*", "onnxruntime/quantization/*"),
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ..carried import Carried
 from ..entry import HERE, Entry, Place, Programs
 
 NAMES = (*("regression", "classes", "missing", "quantiles", "ranking", "contributions", "forests"),)
@@ -22,4 +23,5 @@ ENTRY = Entry(
     divert=True,
     versions=("xgboost", "numpy"),
     gibibytes=0.1,
+    carried=Carried(left_out=("*/tests/*", "*.pyi", "*/include/*", "*.a")),
 )

@@ -8,7 +8,9 @@ the CPU could run is an error, so that all of it runs on the GPU.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,7 +196,18 @@ PARTS = {
     f.__name__: f for f in (perceptron, convolutions, attention, recurrent, sorting, halves, graphs)
 }
 
+
+def load_libraries() -> None:
+    """NVIDIA's, out of their packages, which need not lie where ONNX Runtime looks: beside it."""
+    found = importlib.util.find_spec("nvidia")
+    for place in (found and found.submodule_search_locations) or ():
+        for name, cuda in (("cu13", True), ("cudnn", False)):
+            folder = Path(place) / name / "lib"
+            if folder.is_dir():
+                onnxruntime.preload_dlls(cuda=cuda, cudnn=not cuda, directory=str(folder))
+
+
 if __name__ == "__main__":
     if PROVIDER != "CPUExecutionProvider":
-        onnxruntime.preload_dlls()  # NVIDIA's libraries, out of their packages
+        load_libraries()
     PARTS[sys.argv[1]]()
