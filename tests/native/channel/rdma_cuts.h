@@ -111,13 +111,14 @@ class RdmaCuts {
   std::unique_ptr<ResumableStream> streams[2];  // of the client, of the worker
   std::atomic<int> over_rdma{0}, left_early{0};
   std::atomic<uint64_t> placed{0};  // bytes that went straight to a place
-  std::string error;                // no RDMA connection was to be had
+  std::atomic<bool> failed{false};  // no RDMA connection was to be had
+  std::string error;                // why, after stop()
 
  private:
   void dial() {
     bool by_rdma = true;
     connect_by_rdma(most_);
-    while (!stopped_ && error.empty()) {
+    while (!stopped_ && !failed) {
       const bool early = random_() % 8 == 0;
       if (early) sleep_ns(random_() % 30'000'000);
       if (!early && !streams[0]->wait_for_break(10'000'000) && !look(by_rdma)) continue;
@@ -161,7 +162,7 @@ class RdmaCuts {
     std::shared_ptr<RdmaConnection> ends[2];
     for (auto& end : ends) {
       const auto device = RdmaDevice::open({}, &error);
-      if (!device || !(end = RdmaConnection::make(device, &error))) return;
+      if (!device || !(end = RdmaConnection::make(device, &error))) return void(failed = true);
     }
     const Ends sockets = pair();
     ends[1]->offer_parts();
@@ -169,7 +170,7 @@ class RdmaCuts {
     std::unique_ptr<LastPiece> last[2];
     for (int side : {0, 1}) {
       const int socket = side == 0 ? sockets.a : sockets.b;
-      if (!ends[side]->connect(ends[1 - side]->terms(), &error)) return;
+      if (!ends[side]->connect(ends[1 - side]->terms(), &error)) return void(failed = true);
       const LastPiece::Plan plan{1 + random_() % most, random_() % 2 == 0, random_() % 2 == 0};
       last[side] = std::make_unique<LastPiece>(ends[side], socket, plan);
       made[side] =

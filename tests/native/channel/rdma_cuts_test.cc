@@ -40,7 +40,7 @@ class RdmaCut : public testing::TestWithParam<uint64_t> {
     const Owned own(kMost);
     const uint64_t until = now_ns() + kPatienceNs;
     for (Head head{0, 0};; ++head.number) {
-      const bool enough = cuts->over_rdma > breaks || now_ns() > until || !cuts->error.empty();
+      const bool enough = cuts->over_rdma > breaks || now_ns() > until || cuts->failed;
       const unsigned kind = random() % 6;
       const size_t most = kind == 0 ? kMost : kind < 3 ? 60'000 : 300;
       head.bytes = enough ? kEnd : static_cast<uint32_t>(1 + random() % most);
