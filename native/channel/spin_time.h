@@ -29,45 +29,48 @@ inline constexpr uint64_t kLooksForAnswer = 1'000'000, kLooksForCommands = 500'0
 
 class SpinTime {
  public:
-  // Nanoseconds. `least`: also where every wait was long.
+  // Nanoseconds. `least`: also where every wait was long, and where processors are few: who looks
+  // takes one from who works then, the other side among them. On one processor nobody looks.
   struct Bounds {
     uint64_t least, most;
   };
-  // Where processors are few, who looks takes one from who works, the other side among them.
   static constexpr int kFewProcessors = 4;
-  static constexpr uint64_t kMostOfFew = 50'000;
-  // A round of looking that takes so long was interrupted: somebody else had the processor.
-  static constexpr uint64_t kHeldUp = 100'000;
-  static constexpr uint32_t kRests = 16;  // waits, after that
+  // A round of looking that takes so long was interrupted: somebody else had the processor. Who
+  // sleeps gets it back sooner than who has used it up by looking.
+  static constexpr uint64_t kHeldUp = 50'000;
+  static constexpr uint32_t kRests = 16, kMostRests = 1024;  // waits, after that; each time more
 
   explicit SpinTime(const Bounds& bounds = {0, 0}, int processors = usable_processors())
-      : least_(bounded(bounds.least, processors)),
-        most_(bounded(bounds.most, processors)),
+      : least_(processors > 1 ? bounds.least : 0),
+        most_(processors >= kFewProcessors ? bounds.most : least_),
         nanoseconds_(least_) {}
 
   bool looks() const { return most_ > 0; }  // ever
   uint64_t nanoseconds() const { return rests_ > 0 ? least_ : nanoseconds_; }
   // After a wait, slept through or not.
   void waited(uint64_t so_long) {
-    if (rests_ > 0) --rests_;
-    if (so_long <= nanoseconds_) return;
-    if (so_long < 2 * most_)
-      nanoseconds_ = std::min(most_, 2 * so_long);
-    else
+    if (rests_ > 0) {
+      --rests_;
+    } else if (so_long <= nanoseconds_) {
+      next_rests_ = kRests;
+      return;
+    }
+    if (so_long >= 2 * most_)
       nanoseconds_ = nanoseconds_ > kLittle ? std::max(least_, nanoseconds_ / 2) : least_;
+    else if (so_long > nanoseconds_)
+      nanoseconds_ = std::min(most_, 2 * so_long);
   }
   // While it looked, others wanted the processor: it is left to them for some time.
-  void held_up() { rests_ = kRests; }
+  void held_up() {
+    rests_ = next_rests_;
+    next_rests_ = std::min(kMostRests, 2 * next_rests_);
+  }
 
  private:
   static constexpr uint64_t kLittle = 20'000;  // not worth looking for
-  static uint64_t bounded(uint64_t wanted, int processors) {
-    if (processors >= kFewProcessors) return wanted;
-    return processors == 1 ? 0 : std::min(wanted, kMostOfFew);
-  }
 
   uint64_t least_, most_, nanoseconds_;
-  uint32_t rests_ = 0;
+  uint32_t rests_ = 0, next_rests_ = kRests;
 };
 
 }  // namespace sluice::channel

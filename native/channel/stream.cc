@@ -68,7 +68,7 @@ ssize_t Stream::receive(msghdr* message) const {
   if (came(got)) return got;
   const uint64_t start = now_ns(), until = start + patience_.nanoseconds();
   for (uint64_t last = start; last < until;) {
-    sched_yield();  // to whoever works on this processor
+    cpu_relax();
     if (came(got = receive(MSG_DONTWAIT))) break;
     const uint64_t now = now_ns();
     if (now - last > SpinTime::kHeldUp) {

@@ -48,7 +48,9 @@ class Stream {
   virtual std::byte* await_placed(size_t /*bytes*/) { return nullptr; }
   // Before its first use: whoever reads from the socket and finds nothing looks again for up to so
   // many nanoseconds before he sleeps, where the last waits were as short (spin_time.h).
-  void look_before_sleeping(uint64_t most) { patience_ = SpinTime({0, most}); }
+  void look_before_sleeping(uint64_t most, int processors = usable_processors()) {
+    patience_ = SpinTime({0, most}, processors);
+  }
   // Whether read() would return at once. Asked by the reader.
   virtual bool readable() const;
   // Whether a write of a few KiB would return at once.

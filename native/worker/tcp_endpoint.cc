@@ -286,15 +286,15 @@ class TcpEndpoint : public Endpoint {
     while (places_.size() < kAhead) {
       std::byte* const place = place_ahead();
       if (!place) break;
-      places_.push_back({place, nullptr});
+      places_.push_back({place, {}});
     }
     // What was granted over the connection before this one is granted again.
     for (Ahead& a : places_) {
-      if (a.granted_by == end.get()) continue;
+      if (a.granted_by.lock() == end) continue;
       if (!channel::rdma_grant(end.get(), a.place + BulkFrames::kHead,
                                wire::kMaxFrameBytes - BulkFrames::kHead))
         return;
-      a.granted_by = end.get();
+      a.granted_by = end;
     }
   }
 
@@ -437,7 +437,7 @@ class TcpEndpoint : public Endpoint {
   size_t begin_ = 0, end_ = 0;
   struct Ahead {
     std::byte* place;
-    const channel::RdmaConnection* granted_by;  // only to be compared
+    std::weak_ptr<channel::RdmaConnection> granted_by;
   };
   std::deque<Ahead> places_;      // of bulk frames that come; the leader's
   bool in_bulk_ = false;          // another such frame is likely next

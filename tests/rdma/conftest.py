@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 #: What Debian's python3-pyverbs has, and nothing else of Debian's; of the same release of Python.
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 SOCKET, LOG, PORT, METRICS_PORT = "/tmp/server.sock", "/tmp/log", 9123, 9124
+#: What is told by that port is to come by another address, where a network may stand between.
+WAY_PORT, WAY, DATA_PORT = 9125, "127.0.0.2", 9960
 NETWORK = (
     "ip link add d0 mtu 9000 type dummy && ip addr add 10.9.0.1/24 dev d0 && ip link set d0 up"
     " && rdma link add rxe0 type rxe netdev d0"
@@ -40,11 +42,17 @@ class RdmaGuest:
         self.guest = guest
 
     def python(
-        self, script: str, *arguments: str, channel: str = "rdma", seconds: int = 300
+        self,
+        script: str,
+        *arguments: str,
+        channel: str = "rdma",
+        seconds: int = 300,
+        port: int = PORT,
     ) -> str:
         """What a script of this folder prints, run with the pool's client libraries."""
         command = shlex.join([sys.executable, str(HERE / script), *arguments])
-        return self.guest.check(command, seconds, self.environment(channel))
+        environment = {**self.environment(channel), "SLUICE_CONTROLLER": f"127.0.0.1:{port}"}
+        return self.guest.check(command, seconds, environment)
 
     def environment(self, channel: str) -> dict[str, str]:
         """Of a program that goes over the network to the server in the guest.
@@ -83,6 +91,7 @@ class RdmaGuest:
             *("--socket", SOCKET, "--log-dir", LOG, "--http-port", str(PORT)),
             *("--driver", "softgpu", "--memory-mib", "512", "--arena-mib", "64", "--rdma"),
             *("--relay", "--metrics-port", str(METRICS_PORT)),
+            *("--data-port", str(DATA_PORT), "--way", f"{WAY_PORT}={WAY}"),
         ]
         self.server = self.guest.spawn(shlex.join(command), self.environment("auto"))
         deadline = time.monotonic() + START_SECONDS

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import sys
 
 import pytest
 
-from .conftest import CHECKOUT, NATIVE, RdmaGuest
+from .conftest import CHECKOUT, DATA_PORT, NATIVE, WAY, WAY_PORT, RdmaGuest
 
 sys.path.insert(0, str(CHECKOUT / "dev"))
 from measurements import Run, write_measured
@@ -62,6 +63,17 @@ def test_bulk_goes_straight_between_pinned_memory_and_the_workers(guest: RdmaGue
         for line in guest.worker_log("bulk over RDMA").splitlines()
     ]
     assert any(min(session) > 1 << 20 for session in said), said
+
+
+def test_random_programs_compute_the_same_whatever_is_cut(guest: RdmaGuest) -> None:
+    """Each piece of a connection is cut in rdma_test; here whole sessions are, and go on."""
+    seconds = os.environ.get("SLUICE_TEST_CUT_SECONDS", "25")
+    said = guest.python("cut_programs.py", WAY, str(DATA_PORT), seconds, port=WAY_PORT, seconds=500)
+    found = json.loads(said)
+    assert found["failed"] == []
+    assert found["wrong"] == 0, found
+    assert found["over_rdma"] >= 2, found
+    print(f"{found['over_rdma']} cuts over RDMA, {found['cuts']} in all: {found}")
 
 
 def test_a_program_that_forks(guest: RdmaGuest) -> None:

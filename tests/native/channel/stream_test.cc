@@ -55,25 +55,33 @@ TEST(SpinTime, KeepsWhatItIsToLookAtLeast) {
 }
 
 TEST(SpinTime, LeavesFewProcessorsToWhoWorks) {
-  SpinTime few(kBounds, 2), one({50 * kUs, 1 * kMs}, 1);
-  few.waited(60 * kUs);
-  one.waited(60 * kUs);
-  EXPECT_EQ(few.nanoseconds(), SpinTime::kMostOfFew);
+  SpinTime few(kBounds, 2), least({50 * kUs, 1 * kMs}, 2), one({50 * kUs, 1 * kMs}, 1);
+  for (SpinTime* time : {&few, &least, &one}) time->waited(60 * kUs);
+  EXPECT_FALSE(few.looks());
+  EXPECT_EQ(few.nanoseconds(), 0u);
+  EXPECT_EQ(least.nanoseconds(), 50 * kUs) << "and no longer";
   EXPECT_EQ(one.nanoseconds(), 0u);
   EXPECT_FALSE(one.looks());
-  few.waited(600 * kUs);
-  EXPECT_EQ(few.nanoseconds(), SpinTime::kMostOfFew / 2) << "far longer than it may look";
 }
 
-TEST(SpinTime, RestsWhereOthersWantedTheProcessor) {
+// How many waits it does not look.
+uint32_t rests(SpinTime* time) {
+  uint32_t count = 0;
+  for (; time->nanoseconds() == 0; ++count) time->waited(100 * kUs);
+  return count;
+}
+
+TEST(SpinTime, RestsWhereOthersWantedTheProcessorLongerEachTime) {
   SpinTime time(kBounds, 16);
   time.waited(100 * kUs);
-  time.held_up();
-  for (uint32_t i = 0; i < SpinTime::kRests; ++i) {
-    EXPECT_EQ(time.nanoseconds(), 0u);
-    time.waited(100 * kUs);
+  for (uint32_t wanted : {16u, 32u, 64u, 128u, 256u, 512u, 1024u, 1024u}) {
+    time.held_up();
+    EXPECT_EQ(rests(&time), wanted);
   }
   EXPECT_EQ(time.nanoseconds(), 200 * kUs);
+  time.waited(100 * kUs);  // nobody wanted it
+  time.held_up();
+  EXPECT_EQ(rests(&time), SpinTime::kRests);
 }
 
 struct Sockets {
@@ -81,7 +89,7 @@ struct Sockets {
     socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
     reader = std::make_unique<PlainStream>(ends[0]);
     writer = std::make_unique<PlainStream>(ends[1]);
-    reader->look_before_sleeping(kBounds.most);
+    reader->look_before_sleeping(kBounds.most, 16);
   }
   ~Sockets() {
     for (int end : ends) close(end);
