@@ -119,7 +119,7 @@ def main() -> int:
     kept: list[Measurement] = []
     with (
         tempfile.TemporaryDirectory(prefix="sluice-preempt-") as name,
-        huge_pages(ready // GIB) as said,
+        huge_pages(2 * gib + 9) as said,
         Bench("preemption", Path(name)) as bench,
         running(
             Path(name),
