@@ -11,10 +11,11 @@ venv=$(realpath -s "$1") target=$(realpath -m "$2")
 go=$("$(dirname "$0")/find_go.sh" "$venv" 26)
 sources=$(realpath "$(dirname "$0")/../tests/rigs/kubernetes/programs")
 node=github.com/containerd/containerd/v2/cmd kueue=sigs.k8s.io/kueue trainer=github.com/kubeflow/trainer/v2
-packages=(./etcd "$node"/{containerd,containerd-shim-runc-v2,ctr} ./kube helm.sh/helm/v4/cmd/helm "$kueue/cmd/kueue")
+jobs=$kueue/pkg/controller/jobs
+packages=(./etcd "$node"/{containerd,containerd-shim-runc-v2,ctr} ./kube helm.sh/helm/v4/cmd/helm ./kueue)
 steps=(go.etcd.io/etcd/server/v3/etcdmain "$node/containerd/builtins" k8s.io/client-go/kubernetes
   k8s.io/kubernetes/cmd/{kube-apiserver,kubelet,kube-controller-manager}/app helm.sh/helm/v4/pkg/cmd
-  "$kueue/pkg/cache/scheduler" "$kueue/pkg/controller/jobs")
+  "$kueue/pkg/cache/scheduler" "$jobs/statefulset")
 export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-p=${SLUICE_GO_JOBS:-2} -buildvcs=false -trimpath -mod=readonly"
 kubernetes=$(sed -n 's#^\tk8s.io/kubernetes v##p' "$sources/go.mod")
 version=k8s.io/component-base/version
@@ -41,6 +42,10 @@ if [ "$(cat "$target/.stamp" 2>/dev/null)" != "$stamp" ]; then
   "$go" mod download
   echo "modules are here after $((SECONDS - started)) s"
   copy "$(folder_of $kueue)/charts/kueue" "$target/kueue-chart"
+  # Kueue's main with its integrations of Kubernetes' own kinds: those of others' bring half of what it compiles.
+  copy "$(folder_of $kueue)/cmd/kueue" kueue
+  grep -q "_ \"$jobs\"" kueue/main.go
+  sed -i "s#_ \"$jobs\"#_ \"$jobs/job\"; _ \"$jobs/deployment\"; _ \"$jobs/statefulset\"#" kueue/main.go
   # Kueue names a kind of Kubeflow's trainer. That module's descriptions for API servers, which Kueue does not use, name
   # types of Kubernetes 1.35 that are gone: it is built without them.
   copy "$(folder_of $trainer)" trainer
