@@ -1,49 +1,63 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim, helm, all of
-# Kubernetes as one program that is called by the names of its parts, and Kueue with its chart. Each is built once: where
-# TARGET has it from the same sources, nothing is done. `build_kubernetes.sh VENV TARGET`; SLUICE_GO_JOBS (2) compile at
-# once; about ten minutes and 5 GB of Go's build cache from nothing. SLUICE_BUILD_LOCK names a file to lock for each step,
-# where others build, too.
+# Builds the programs of the Kubernetes of tests/rigs/kubernetes from Go modules: etcd, containerd with its shim and
+# ctr, helm, all of Kubernetes as one program that is called by the names of its parts, and Kueue with its chart. One
+# module (programs/go.mod) requires them all, so that each package is compiled once, and one `go build` has both
+# processors busy while a program is linked. Where TARGET has them from the same sources, nothing is done.
+# `build_kubernetes.sh VENV TARGET`; SLUICE_GO_JOBS (2) compile at once. SLUICE_BUILD_LOCK names a file to lock for each
+# step, where others build, too: the build is in several steps then.
 set -euo pipefail
 venv=$(realpath -s "$1") target=$(realpath -m "$2")
 go=$("$(dirname "$0")/find_go.sh" "$venv" 26)
 sources=$(realpath "$(dirname "$0")/../tests/rigs/kubernetes/programs")
-mkdir -p "$target"
+node=github.com/containerd/containerd/v2/cmd kueue=sigs.k8s.io/kueue trainer=github.com/kubeflow/trainer/v2
+jobs=$kueue/pkg/controller/jobs
+packages=(./etcd "$node"/{containerd,containerd-shim-runc-v2,ctr} ./kube helm.sh/helm/v4/cmd/helm ./kueue)
+steps=(go.etcd.io/etcd/server/v3/etcdmain "$node/containerd/builtins" k8s.io/client-go/kubernetes
+  k8s.io/kubernetes/cmd/{kube-apiserver,kubelet,kube-controller-manager}/app helm.sh/helm/v4/pkg/cmd
+  "$kueue/pkg/cache/scheduler" "$jobs/statefulset")
 export CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-p=${SLUICE_GO_JOBS:-2} -buildvcs=false -trimpath -mod=readonly"
-kubernetes=$(sed -n 's#^\tk8s.io/kubernetes v##p' "$sources/kube/go.mod")
+kubernetes=$(sed -n 's#^\tk8s.io/kubernetes v##p' "$sources/go.mod")
 version=k8s.io/component-base/version
 minor=${kubernetes#*.}
-link="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=${kubernetes%%.*} -X $version.gitMinor=${minor%%.*}"
-link="$link -X $version.gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=v$kubernetes"
-# What says nothing for long is taken for hung (.ci/budgets.toml): a line for every hundred packages, and what is no package.
+link="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitTreeState=clean"
+link="$link -X $version.gitMajor=${kubernetes%%.*} -X $version.gitMinor=${minor%%.*}"
+link="$link -X k8s.io/client-go/pkg/version.gitVersion=v$kubernetes"
+alone() { if [ -n "${SLUICE_BUILD_LOCK:-}" ]; then flock "$SLUICE_BUILD_LOCK" "$@"; else "$@"; fi; }
+# What says nothing for long is taken for hung (.ci/budgets.toml): a line for every hundred packages, and what is none.
 compile() { # ARGUMENT…
   alone nice -n "${SLUICE_GO_NICE:-5}" "$go" build -v -ldflags "$link" "$@" 2>&1 |
     awk '/[ :#]/ { print } !/[ :#]/ && ++n % 100 == 0 { print "compiled " n " packages" } { fflush() }'
 }
-alone() { if [ -n "${SLUICE_BUILD_LOCK:-}" ]; then flock "$SLUICE_BUILD_LOCK" "$@"; else "$@"; fi; }
-build() { # MODULE PROGRAM PACKAGE [PACKAGE to compile before…, a step each]
-  local module=$1 program=$2 package=$3 stamp started=$SECONDS
-  shift 3
-  stamp=$({ cat "$sources/$module"/go.* "$sources/$module"/*.go 2>/dev/null; echo "$link"; } | sha256sum | cut -c1-16)
-  [ -x "$target/$program" ] && [ "$(cat "$target/.$program" 2>/dev/null)" = "$stamp" ] && return
-  cd "$sources/$module"
+folder_of() { "$go" list -m -f '{{.Dir}}' "$1"; } # MODULE: where Go has it
+copy() { cp -r --no-preserve=mode "$@"; }         # the modules of Go's cache are read-only
+
+stamp=$({ cat "$sources"/go.* "$sources"/*/*.go; echo "$link ${packages[*]}"; } | sha256sum | cut -c1-16)
+if [ "$(cat "$target/.stamp" 2>/dev/null)" != "$stamp" ]; then
+  started=$SECONDS
+  rm -rf "$target"
+  mkdir -p "$target"
+  cp -r "$sources" "$target/sources"
+  cd "$target/sources"
   "$go" mod download
-  echo "building $program"
-  for part in "$@"; do echo "compiling $part" && compile "$part"; done
-  compile -o "$target/$program" "$package"
-  echo "$stamp" >"$target/.$program"
-  echo "built $program in $((SECONDS - started)) s, $(du -m "$target/$program" | cut -f1) MB"
-}
-build etcd etcd .
-for program in containerd containerd-shim-runc-v2 ctr; do build node $program github.com/containerd/containerd/v2/cmd/$program; done
-build kube kube . k8s.io/client-go/kubernetes k8s.io/kubernetes/cmd/kube-apiserver/app k8s.io/kubectl/pkg/cmd \
-  k8s.io/kubernetes/cmd/kubelet/app k8s.io/kubernetes/cmd/kube-controller-manager/app
-build helm helm helm.sh/helm/v4/cmd/helm # shares most of its packages with kubectl
-build kueue kueue sigs.k8s.io/kueue/cmd/kueue k8s.io/client-go/kubernetes sigs.k8s.io/kueue/pkg/cache/scheduler
-[ -d "$target/kueue-chart" ] || {
-  chart=$(cd "$sources/kueue" && "$go" list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/charts/kueue
-  cp -r --no-preserve=mode "$chart" "$target/kueue-chart.new" && mv "$target/kueue-chart.new" "$target/kueue-chart"
-}
-for part in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sf kube "$target/$part"; done
+  echo "modules are here after $((SECONDS - started)) s"
+  copy "$(folder_of $kueue)/charts/kueue" "$target/kueue-chart"
+  # Kueue's main with its integrations of Kubernetes' own kinds: those of others' bring half of what it compiles.
+  copy "$(folder_of $kueue)/cmd/kueue" kueue
+  grep -q "_ \"$jobs\"" kueue/main.go
+  sed -i "s#_ \"$jobs\"#_ \"$jobs/job\"; _ \"$jobs/deployment\"; _ \"$jobs/statefulset\"#" kueue/main.go
+  # Kueue names a kind of Kubeflow's trainer. That module's descriptions for API servers, which Kueue does not use, name
+  # types of Kubernetes 1.35 that are gone: it is built without them.
+  copy "$(folder_of $trainer)" trainer
+  rm trainer/pkg/apis/trainer/v1alpha1/zz_generated.openapi.go
+  "$go" mod edit -replace "$trainer=./trainer"
+  for step in ${SLUICE_BUILD_LOCK:+"${steps[@]}"}; do echo "compiling $step" && compile "$step"; done
+  compile -o "$target/" "${packages[@]}"
+  cd "$target"
+  rm -rf sources
+  for part in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do ln -sf kube "$part"; done
+  echo "$stamp" >.stamp
+  echo "built in $((SECONDS - started)) s:"
+  du -m etcd containerd* ctr kube helm kueue
+fi
 gcc -Os -static -s -o "$target/pause" "$sources/pause.c"

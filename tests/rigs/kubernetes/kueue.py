@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kueue in the rig's cluster, by its own chart: definitions, rights, webhooks, and its manager.
 
-Used by tests/kubernetes/test_kueue.py. Program and chart are of one Go module (programs/kueue). The
+Used by tests/kubernetes/test_kueue.py. Program and chart are of one Go module (programs). The
 rig has no names of Services and no certificate manager: the manager is on its node's network, the
 API server asks its webhooks at an address, and their certificate is made here.
 """
