@@ -280,7 +280,10 @@ class RdmaStream : public Stream {
       const auto use = weak.lock();
       const auto c = use ? use->get() : nullptr;
       const bool over = c && (left || c->look());
-      if (over) use->drop();
+      if (over) {
+        c->end_placing();  // who reads may go on elsewhere before the last who has it lets it go
+        use->drop();
+      }
       return c && !over;
     };
   }

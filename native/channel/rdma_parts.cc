@@ -140,8 +140,9 @@ bool RdmaConnection::answer_offer(const iovec* parts, int count) {
   return post_grant(grant);
 }
 
+// Whoever reads may be about to grant a place, and reads on over another connection then.
 void RdmaConnection::end_placing() {
-  if (!placing_.expects()) return;
+  if (!placing_.end()) return;
   fail("its stream was ended");
   stop();
 }

@@ -12,7 +12,7 @@ constexpr uint64_t kNone = ~uint64_t{0};
 
 bool RdmaPlacing::granted(std::byte* at, size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (given_.size() + parts_.size() >= kMostGrants || bytes == 0 || bytes > kMostBytes)
+  if (ended_ || given_.size() + parts_.size() >= kMostGrants || bytes == 0 || bytes > kMostBytes)
     return false;
   given_.push_back({at, bytes});
   return true;
@@ -86,6 +86,12 @@ size_t RdmaPlacing::take(std::byte* to, size_t bytes) {
 
 bool RdmaPlacing::expects() const {
   std::lock_guard lock(mutex_);
+  return !given_.empty();
+}
+
+bool RdmaPlacing::end() {
+  std::lock_guard lock(mutex_);
+  ended_ = true;
   return !given_.empty();
 }
 

@@ -33,7 +33,7 @@ class RdmaPlacing {
   static constexpr size_t kLeast = 256 << 10;       // smaller parts go through the ring
 
   // ---- the receiver of bulk. False: the other side breaks the rules.
-  // A place is about to be granted. False: there are too many.
+  // A place is about to be granted. False: there are too many, or it was ended.
   bool granted(std::byte* at, size_t bytes);
   // The other side offers a part at this point of the ring.
   bool offered(uint32_t bytes, uint64_t arrived);
@@ -56,6 +56,8 @@ class RdmaPlacing {
   uint64_t read_in_place() const { return in_place_.load(std::memory_order_relaxed); }
   // Whether the other side may still write somewhere.
   bool expects() const;
+  // No place is granted from here on. The same: where one was before, it is still to be closed.
+  bool end();
 
   // ---- the sender of bulk
   // False: the other side breaks the rules.
@@ -78,6 +80,7 @@ class RdmaPlacing {
   };
 
   mutable std::mutex mutex_;  // of all that follows
+  bool ended_ = false;
   std::deque<Given> given_;
   std::deque<Part> parts_;
   uint32_t offer_ = 0;
