@@ -246,6 +246,7 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
 bool ResumableStream::send_record(const Link& link, iovec* parts, int count, size_t bytes,
                                   uint32_t flags, bool kept) {
   constexpr int kMost = 8;
+  if (link->failed_with != 0) return errno = link->failed_with, false;
   owes_acknowledgement_.exchange(false, std::memory_order_seq_cst);
   const uint64_t received = received_.load(std::memory_order_acquire);
   told_.store(received, std::memory_order_relaxed);
@@ -254,13 +255,17 @@ bool ResumableStream::send_record(const Link& link, iovec* parts, int count, siz
   const auto send = [&](iovec* all, int n) {
     return kept ? link->stream->write_kept(all, n) : link->stream->write(all, n);
   };
+  bool sent;
   if (count < kMost) {
     iovec all[kMost] = {{&header, sizeof header}};
     std::copy(parts, parts + count, all + 1);
-    return send(all, count + 1);
+    sent = send(all, count + 1);
+  } else {
+    iovec first{&header, sizeof header};
+    sent = link->stream->write(&first, 1) && send(parts, count);
   }
-  iovec first{&header, sizeof header};
-  return link->stream->write(&first, 1) && send(parts, count);
+  if (!sent) link->failed_with = errno != 0 ? errno : EIO;
+  return sent;
 }
 
 // All that is kept from there on; write_mutex_ held.

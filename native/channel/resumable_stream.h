@@ -41,6 +41,9 @@ class ResumableStream : public Stream {
     int socket;
     std::unique_ptr<Stream> stream;
     Subflows subflows;  // beside it, for bulk
+    // The errno of a write that failed. Some of a record may have gone, and what followed would be
+    // taken for the rest of it: nothing does, until whoever failed has cut the connection.
+    int failed_with = 0;  // write_mutex_ held
   };
   struct Terms {
     int64_t grace_ns;         // from a break until the stream is over

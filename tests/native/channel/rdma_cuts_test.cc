@@ -13,7 +13,7 @@ namespace {
 using namespace resumable;
 
 constexpr size_t kMost = 3 << 19, kShift = 60'000, kPlace = 2 << 20;
-constexpr uint64_t kPatienceNs = 40'000'000'000;
+constexpr uint64_t kPatienceNs = 12'000'000'000;
 constexpr uint32_t kEnd = 0xffffffff;
 
 struct Head {
@@ -28,7 +28,7 @@ struct Content {
 
 int wanted_breaks() {
   const char* said = std::getenv("SLUICE_TEST_BREAKS");
-  return said ? std::atoi(said) : 90;
+  return said ? std::atoi(said) : 60;
 }
 
 class RdmaCut : public testing::TestWithParam<uint64_t> {
@@ -153,10 +153,7 @@ TEST_P(RdmaCut, WhatArrivesIsWhatWasSent) {
             << " bytes straight to their place\n";
   EXPECT_GT(cuts.over_rdma, 3);
 }
-INSTANTIATE_TEST_SUITE_P(After, RdmaCut, testing::Values(40, 250));
-// Fails: a few bytes of bulk to the client are wrong (32 at byte 58,216 of a frame, as of two heads
-// of records that were read into its place), in one of some thirty connections. Not understood yet.
-INSTANTIATE_TEST_SUITE_P(DISABLED_After, RdmaCut, testing::Values(6));
+INSTANTIATE_TEST_SUITE_P(After, RdmaCut, testing::Values(6, 40, 250));
 
 }  // namespace
 }  // namespace sluice::channel
