@@ -3,7 +3,9 @@
 
 #include <sys/random.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "channel/opening.h"
 #include "tls/openssl.h"
@@ -15,7 +17,24 @@ namespace {
 
 constexpr uint32_t kLater = 600;  // CUDA_ERROR_NOT_READY
 
+// At the end of a process OpenSSL takes itself apart, while threads that dial go on.
+struct OpenSslUse {
+  std::mutex mutex;
+  bool over = false;
+};
+OpenSslUse& use() {
+  static auto* const one = new OpenSslUse;
+  return *one;
+}
+
+void end_use() {
+  std::lock_guard lock(use().mutex);
+  use().over = true;
+}
+
 bool hmac(const tls::OpenSsl& o, std::string_view key, std::string_view text, SessionKey* made) {
+  std::lock_guard lock(use().mutex);
+  if (use().over) return false;
   unsigned bytes = 0;
   return o.HMAC(o.EVP_sha256(), key.data(), static_cast<int>(key.size()),
                 reinterpret_cast<const uint8_t*>(text.data()), text.size(), made->data(), &bytes) &&
@@ -53,12 +72,22 @@ bool write_all(Stream* stream, const void* data, size_t n) {
 
 }  // namespace
 
+// Handlers run in the reverse of the order in which they were registered: this one is to be before
+// OpenSSL's, which comes with its first use by whoever is first, the program or this.
+void expect_the_end() {
+  static const int at_the_start = std::atexit(end_use);
+  (void)at_the_start;
+}
+
 bool make_session_key(std::string_view one_time_key, uint64_t session_id, SessionKey* key,
                       std::string* error) {
   const tls::OpenSsl* o = tls::OpenSsl::get(error);
   std::string text = "sluice session ";
   text.append(reinterpret_cast<const char*>(&session_id), sizeof session_id);
-  return o && hmac(*o, one_time_key, text, key);
+  const bool made = o && hmac(*o, one_time_key, text, key);
+  static const int behind_openssl = made ? std::atexit(end_use) : 0;
+  (void)behind_openssl;
+  return made;
 }
 
 Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,

@@ -16,8 +16,12 @@ namespace sluice::channel {
 
 using SessionKey = std::array<uint8_t, 32>;
 
+// Before a thread begins that dials: at the end of the process none of what is here uses OpenSSL
+// any more, which is gone then.
+void expect_the_end();
+
 // What both sides prove that they know: from the one-time key that opened the session, never said,
-// and good for this session alone. False: the machine has no OpenSSL.
+// and good for this session alone. False: the machine has no OpenSSL, or the process ends.
 bool make_session_key(std::string_view one_time_key, uint64_t session_id, SessionKey* key,
                       std::string* error);
 

@@ -32,6 +32,7 @@ MOVES = 10
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])
 SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 WHOLE = VGPU_MIB + CONTEXT_MIB
+SLAB_MIB = 2  # what a step may take besides
 
 OpenRig = Callable[..., Rig]
 
@@ -139,7 +140,9 @@ def test_a_training_moved_back_and_forth_has_the_results_of_one_left_alone(
         said = subject.answer()
         left += said["left"]
         assert said["devices"] == 1, "the others are no business of its"
-        assert taken(rig, worker) == (whole if not there else whole[::-1]), "nothing stays"
+        held = taken(rig, worker)
+        assert held[1 - there] == 0, "nothing stays"
+        assert whole[0] <= held[there] <= whole[0] + SLAB_MIB
         assert [rig.granted_mib(n) for n in range(2)] == [WHOLE * (n == there) for n in range(2)]
     assert left == expected
     is_right(subject)

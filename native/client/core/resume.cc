@@ -46,6 +46,7 @@ NewConnection prove_by(const Dial& dial, const SessionProof& session,
 }  // namespace
 
 channel::ResumableStream::Terms terms_of(uint32_t grace_seconds) {
+  channel::expect_the_end();
   channel::ResumableStream::Terms terms{grace_seconds * kSecond, grace_seconds * kSecond};
   terms.silent_ns = kSilentSeconds * kSecond;
   terms.hear_after = kHearAfter;

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 
+#include "channel/resumption.h"
 #include "tests/native/channel/resumable_rig.h"
 
 namespace sluice::channel {
@@ -110,6 +112,27 @@ TEST(ResumableStream, NothingFollowsHalfARecord) {
   stream.end();
   reader.join();
   close(ends.b);
+}
+
+// A thread that dials while its process ends: OpenSSL has taken itself apart by then.
+TEST(ResumptionDeathTest, NoKeyIsMadeWhenTheProcessEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr int kNone = 3;
+  const auto late = [] {
+    SessionKey key;
+    std::string error;
+    _exit(make_session_key("key", 1, &key, &error) ? 0 : kNone);
+  };
+  EXPECT_EXIT(
+      {
+        std::atexit(late);  // runs last
+        expect_the_end();
+        SessionKey key;
+        std::string error;
+        if (!make_session_key("key", 1, &key, &error)) _exit(1);
+        std::exit(0);
+      },
+      testing::ExitedWithCode(kNone), "");
 }
 
 TEST(ResumableStream, IsOverWhenNoConnectionComesInTime) {
