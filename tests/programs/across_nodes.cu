@@ -131,6 +131,8 @@ static void box(size_t width, size_t rows, size_t pitch) {
     REQUIRE(cudaSetDevice(d));
     REQUIRE(cudaMalloc(&data[d], bytes));
     REQUIRE(cudaMemset(data[d], 9, bytes));
+    // The copy to device 0 is given to device 1, which CUDA orders behind nothing of device 0's.
+    REQUIRE(cudaDeviceSynchronize());
   }
   REQUIRE(cudaMemcpy(data[0], host.data(), bytes, cudaMemcpyDefault));
   REQUIRE(cudaMemcpy2D(data[1], pitch, data[0], pitch, width, rows, cudaMemcpyDefault));
