@@ -340,7 +340,7 @@ class ServerConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _room_for_paused_guests(self) -> ServerConfig:
+    def _what_suspension_needs(self) -> ServerConfig:
         if self.suspend.movable == "on" and not self.suspend.swap_mib:
             raise ValueError(
                 "[suspend] movable is on, and there is no host memory for what is suspended: set "

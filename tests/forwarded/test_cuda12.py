@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -105,16 +106,7 @@ def test_a_copy_that_auditwheel_renamed_is_replaced(tmp_path: Path) -> None:
     program = tmp_path / "program"
     compile_c(RENAMED, program, stub, f"-Wl,-rpath,{stub.parent}")
     assert subprocess.run([program], capture_output=True, check=True).stdout == b"77 0\n"
-    with StaticPool(tmp_path) as pool:
-        audit = str(find_native("libsluice-audit.so"))
-        done = subprocess.run(
-            [program],
-            env=pool.environment(LD_AUDIT=audit, LD_LIBRARY_PATH=""),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    done = run_audited(tmp_path, [program])
     assert done.stdout == "0 12090\n", done.stderr
 
 
@@ -138,17 +130,22 @@ def test_a_renamed_copy_is_replaced_where_the_library_is_there_already(tmp_path:
         f"copy = ctypes.CDLL({str(extension)!r}); print(copy.asked(ctypes.byref(v)), v.value, "
         f"copy.cudaRuntimeGetVersion and ctypes.CDLL({name!r})._handle == first._handle)"
     )
-    with StaticPool(tmp_path) as pool:
+    done = run_audited(tmp_path, [sys.executable, "-c", program])
+    assert done.stdout == "0 12090 True\n", done.stderr
+
+
+def run_audited(folder: Path, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Run a program whose libraries the loader hook replaces, and nothing else does."""
+    with StaticPool(folder) as pool:
         audit = str(find_native("libsluice-audit.so"))
-        done = subprocess.run(
-            [sys.executable, "-c", program],
+        return subprocess.run(
+            command,
             env=pool.environment(LD_AUDIT=audit, LD_LIBRARY_PATH=""),
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-    assert done.stdout == "0 12090 True\n", done.stderr
 
 
 def compile_c(code: str, out: Path, *flags: str | Path) -> None:

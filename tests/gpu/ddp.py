@@ -29,16 +29,13 @@ from typing import Any
 ONE_EACH = "DDP_ONE_EACH"
 
 
-def loaded_through_sluice() -> bool:
-    """Whether this process asks a pool for its GPUs."""
-    return "SLUICE_VGPU" in os.environ
-
-
 def rank_main(rank: int, ranks: int, port: int) -> None:
     """One process."""
+    device = rank
     if os.environ.get(ONE_EACH):
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0" if loaded_through_sluice() else str(rank))
-    device = 0 if os.environ.get(ONE_EACH) else rank
+        device = 0
+        if "SLUICE_VGPU" not in os.environ:  # else its session has no other
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     import torch
     import torch.distributed as dist
 

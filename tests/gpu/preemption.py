@@ -31,12 +31,11 @@ from checkpoint_rates import available_gib, huge_pages  # noqa: E402
 from control_plane import ControlPlane, running  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import find_driver  # noqa: E402
-from suspension import wait_until_ready  # noqa: E402
+from suspension import GIB, wait_until_ready, wrong  # noqa: E402
 from two_servers import gpus  # noqa: E402
 
 from sluice.config.native_files import find_native  # noqa: E402
 
-GIB = 1024
 LIMIT_S = 2.0
 PATIENCE_SECONDS = 60
 URGENT = {"SLUICE_PREEMPT": "1", "SLUICE_PRIORITY": "5", "SLUICE_WAIT": str(PATIENCE_SECONDS)}
@@ -53,8 +52,7 @@ def first_kernel(told: Told) -> float:
 
 def right(told: Told, whose: str) -> None:
     """Raises Failed where its memory is not what it was."""
-    if wrong := told.ask("check", PATIENCE_SECONDS)["wrong"]:
-        raise Failed(f"{wrong} words of {whose}'s memory are wrong")
+    wrong(told.ask("check", PATIENCE_SECONDS)["wrong"], f"{whose}'s memory")
 
 
 def measure(bench: Bench, plane: ControlPlane, gib: int, rounds: int) -> list[Measurement]:

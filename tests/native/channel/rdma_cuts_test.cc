@@ -108,16 +108,6 @@ class RdmaCut : public testing::TestWithParam<uint64_t> {
         wrong += to[i] != wanted[i];
         given_back += to[i] != wanted[i] && to[i] == std::byte{0x5a};
       }
-      if (wrong && std::getenv("SLUICE_TEST_DUMP")) {
-        const size_t from = static_cast<size_t>(first - wanted);
-        std::string line;
-        char text[8];
-        for (size_t i = from & ~size_t{15}; i < from + 48 && i < head.bytes; ++i)
-          std::snprintf(text, sizeof text, "%02x%s", static_cast<unsigned>(to[i]),
-                        i % 16 == 15 ? "|" : ""),
-              line += text;
-        std::cout << "at " << from << ": " << line << "\n";
-      }
       ASSERT_EQ(wrong, 0u) << given_back << " of them from memory that was given back, from byte "
                            << first - wanted << " on; frame " << number << " of " << head.bytes
                            << " bytes to side " << side
