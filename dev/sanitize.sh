@@ -43,7 +43,8 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}
 
 log=$build/Testing/Temporary/LastTest.log
 rm -f "$log"
-ctest --test-dir "$build" --no-tests=error --output-on-failure -j "$jobs" "${chosen[@]}" "$@"
+# One that hangs is ended by itself, and named, long before everything is.
+ctest --test-dir "$build" --no-tests=error --output-on-failure --timeout 300 -j "$jobs" "${chosen[@]}" "$@"
 # gtest writes the place, the reason and then the test's name.
 awk -v san="$san" '/: Skipped$/ { getline reason; getline; sub(/^\[  SKIPPED \] /, ""); sub(/ \(.*/, "")
   print "not run under " san ": " $0 ": " reason }' "$log"

@@ -294,9 +294,10 @@ void ResumableStream::acknowledge() {
     const Link there = link();
     // One that does not read now is told when it asks again.
     if (!there || !there->stream->writable()) return;
+    if (send_record(there, nullptr, 0, 0, 0)) continue;
     // One that was ended is found so by whoever reads, which may be the caller.
-    if (!send_record(there, nullptr, 0, 0, 0) && !there->stream->is_last())
-      broke(there, was_reset());
+    if (!there->stream->is_last()) broke(there, was_reset());
+    return;
   }
 }
 

@@ -114,6 +114,30 @@ TEST(ResumableStream, NothingFollowsHalfARecord) {
   close(ends.b);
 }
 
+// Nobody goes on trying to say what has been received over one that has failed and is the last:
+// whoever reads would never come to its end.
+TEST(ResumableStream, AnAcknowledgementThatCannotBeSentIsLeft) {
+  const Ends ends = pair();
+  auto half = std::make_unique<HalfWritten>(ends.a);
+  HalfWritten& over = *half;
+  ResumableStream stream(std::make_unique<Connection>(ends.a, std::move(half)),
+                         {60 * kSecond, 60 * kSecond});
+  std::thread reader([&] {
+    char byte;
+    const iovec part{&byte, 1};
+    EXPECT_EQ(stream.read(&part, 1), 0);
+  });
+  while (!over.reads) std::this_thread::yield();
+  char word[] = "a write that fails";
+  iovec part{word, sizeof word};
+  EXPECT_TRUE(stream.write(&part, 1)) << "it is kept";
+  const wire::StreamRecord asks{0, wire::kWantsAcknowledgement, 0};
+  ASSERT_EQ(send(ends.b, &asks, sizeof asks, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof asks));
+  close(ends.b);
+  reader.join();
+  EXPECT_TRUE(stream.over());
+}
+
 // A thread that dials while its process ends: OpenSSL has taken itself apart by then.
 TEST(ResumptionDeathTest, NoKeyIsMadeWhenTheProcessEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
