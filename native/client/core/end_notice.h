@@ -13,9 +13,13 @@ namespace sluice::client {
 // Whether the process has a session on each of several nodes, which end one by one.
 inline std::atomic<bool> g_several_sessions{false};
 
+// The process has said good-bye, to which the answer is an end.
+inline std::atomic<bool> g_said_good_bye{false};
+
 // The first call counts; a process has one session, or one on each of several nodes.
 inline void say_ended(std::string why) {
   static std::atomic<bool> said{false};
+  if (g_said_good_bye) return;
   const bool several = g_several_sessions;
   if (said.exchange(true) && !several) return;
   for (char& c : why)

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "client/core/end_notice.h"
 #include "client/core/enter.h"
 #include "client/core/log.h"
 #include "client/core/open_channel.h"
@@ -150,6 +151,7 @@ void Session::after_synchronisation(Device& device) {
 void Session::close() {
   if (forked_) return;
   if (config_.stats) print_statistics();
+  g_said_good_bye = true;
   channel_->close();
 }
 

@@ -411,6 +411,7 @@ void StreamChannel::close() {
   const wire::FrameHeader bye{sizeof bye, wire::kClose, wire::kNoLane, 0, 0};
   std::memcpy(out_.get() + out_used_, &bye, sizeof bye);
   out_used_ += sizeof bye;
+  stream_->give_up();  // first: the node's answer is its end, for which nobody dials
   send_all();
   stream_->finish();
 }

@@ -138,6 +138,22 @@ TEST(ResumableStream, AnAcknowledgementThatCannotBeSentIsLeft) {
   EXPECT_TRUE(stream.over());
 }
 
+// Who has said good-bye is answered by the end, for which no connection is to be made.
+TEST(ResumableStream, AnEndAfterGoodByeIsNoBreak) {
+  const Ends ends = pair();
+  ResumableStream stream(over(ends.a), {60 * kSecond, 60 * kSecond});
+  stream.give_up();
+  char word[] = "good-bye";
+  iovec part{word, sizeof word};
+  EXPECT_TRUE(stream.write(&part, 1));
+  close(ends.b);
+  char byte;
+  part = {&byte, 1};
+  EXPECT_EQ(stream.read(&part, 1), 0);
+  EXPECT_FALSE(stream.wait_for_break(kSecond));
+  EXPECT_TRUE(stream.over());
+}
+
 // A thread that dials while its process ends: OpenSSL has taken itself apart by then.
 TEST(ResumptionDeathTest, NoKeyIsMadeWhenTheProcessEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
