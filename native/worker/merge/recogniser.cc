@@ -82,11 +82,13 @@ Recogniser::Entry& Recogniser::place_of(uint64_t name) {
 void Recogniser::judge(bool came_before) {
   if (came_before) {
     news_ = 0;
+    patience_ = kPatience;
     sleep_ = kFirstSleep;
     return;
   }
-  if (++news_ < kPatience) return;
+  if (++news_ < patience_) return;
   news_ = 0;
+  patience_ = std::max(patience_ / 2, kLeastPatience);
   asleep_ = sleep_;
   sleep_ = std::min(sleep_ * 2, kLongestSleep);
   boundary();

@@ -60,9 +60,10 @@ class Recogniser {
  private:
   static constexpr size_t kSets = 512, kWays = 4;
   static constexpr size_t kFollowers = 4096;
-  // So many pieces without one that came before, and it looks away for that many commands, then for
-  // twice as many, …
-  static constexpr uint32_t kPatience = 128, kFirstSleep = 1 << 10, kLongestSleep = 1 << 16;
+  // So many pieces without one that came before, and it looks away for that many commands; then for
+  // twice as many after half as many pieces, … : what it has seen stays known meanwhile.
+  static constexpr uint32_t kPatience = 128, kLeastPatience = 32;
+  static constexpr uint32_t kFirstSleep = 1 << 10, kLongestSleep = 1 << 16;
 
   struct Entry {
     uint64_t name = 0;
@@ -91,6 +92,7 @@ class Recogniser {
   uint32_t since_boundary_ = 0;  // pieces
   uint32_t pieces_ = 0;
   uint32_t news_ = 0;  // pieces in a row that had not come before
+  uint32_t patience_ = kPatience;
   uint32_t sleep_ = kFirstSleep;
   uint32_t asleep_ = 0;
 };
