@@ -2,7 +2,9 @@
 #include "channel/resumption.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -20,16 +22,23 @@ constexpr uint32_t kLater = 600;  // CUDA_ERROR_NOT_READY
 // At the end of a process OpenSSL takes itself apart, while threads that dial go on.
 struct OpenSslUse {
   std::mutex mutex;
-  bool over = false;
+  std::atomic<bool> over{false};
 };
 OpenSslUse& use() {
   static auto* const one = new OpenSslUse;
   return *one;
 }
 
+// A child of fork may have got it locked, by a thread that it does not have.
 void end_use() {
-  std::lock_guard lock(use().mutex);
+  constexpr int kPatienceMs = 500;
+  bool locked = use().mutex.try_lock();
+  for (int ms = 0; !locked && ms < kPatienceMs; ++ms) {
+    usleep(1000);
+    locked = use().mutex.try_lock();
+  }
   use().over = true;
+  if (locked) use().mutex.unlock();
 }
 
 bool hmac(const tls::OpenSsl& o, std::string_view key, std::string_view text, SessionKey* made) {
