@@ -93,7 +93,7 @@ bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t su
   if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
   if (link->subflows.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, subflows))
     return true;
-  link->failed_with = errno != 0 ? errno : EIO;
+  link->failed();
   blame(*link->stream);
   return false;
 }

@@ -264,7 +264,7 @@ bool ResumableStream::send_record(const Link& link, iovec* parts, int count, siz
     iovec first{&header, sizeof header};
     sent = link->stream->write(&first, 1) && send(parts, count);
   }
-  if (!sent) link->failed_with = errno != 0 ? errno : EIO;
+  if (!sent) link->failed();
   return sent;
 }
 

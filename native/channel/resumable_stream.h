@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -38,12 +39,14 @@ class ResumableStream : public Stream {
       stream->cut();
       subflows.cut();
     }
+    // A write failed, with errno; write_mutex_ held. Some of a record may have gone, and what
+    // followed would be taken for the rest of it: nothing does, until whoever failed has cut the
+    // connection.
+    void failed() { failed_with = errno != 0 ? errno : EIO; }
     int socket;
     std::unique_ptr<Stream> stream;
     Subflows subflows;  // beside it, for bulk
-    // The errno of a write that failed. Some of a record may have gone, and what followed would be
-    // taken for the rest of it: nothing does, until whoever failed has cut the connection.
-    int failed_with = 0;  // write_mutex_ held
+    int failed_with = 0;
   };
   struct Terms {
     int64_t grace_ns;         // from a break until the stream is over
