@@ -126,7 +126,7 @@ class _Tickets:
         others = self._others(answer)
         calls = (
             announce(
-                self._grant_service, links, answer.grant, session, key, seconds, others[session.id]
+                self._grant_service, links, answer, session, key, seconds, others[session.id]
             )
             for session, key in zip(answer.sessions, keys, strict=True)
         )
@@ -142,7 +142,7 @@ class _Tickets:
             key = secrets.token_hex(32)
             for here, there in ((one, other), (other, one)):
                 node = self._grant_service.pool.nodes[there.node]
-                others[here.id].append(other_node_message(answer.grant, there, node, key))
+                others[here.id].append(other_node_message(answer, there, node, key))
         return others
 
     def _seconds(self, answer: Granted) -> int:
@@ -177,7 +177,7 @@ class _Tickets:
             key=key,
             tls=node.data_tls,
             tls_name=node.name if node.data_tls else "",
-            vgpus=len(grant.places_on(node.name)),
+            vgpus=len(session.chosen or grant.vgpus),
         )
 
 
