@@ -125,9 +125,7 @@ class _Tickets:
         links, seconds = self._service.links, self._seconds(answer)
         others = self._others(answer)
         calls = (
-            announce(
-                self._grant_service, links, answer, session, key, seconds, others[session.id]
-            )
+            announce(self._grant_service, links, answer, session, key, seconds, others[session.id])
             for session, key in zip(answer.sessions, keys, strict=True)
         )
         results = await asyncio.gather(*calls, return_exceptions=True)

@@ -5,10 +5,10 @@
 
 Two ranks, each a session with a whole GPU, which are of two servers of this host; natively on the
 same two GPUs. With `--job` both are of one job, as `sluice run --share` or torchrun has them: each
-sees both nodes' GPUs, and uses that of its rank. NCCL has neither peer access nor shared memory on either side, so all of it goes over
-sockets. Behind that, the test programs for devices of two nodes print what CUDA documents for such.
-Exit status 1 if losses, weights or programs differ; `cross_node_ddp` is in
-build/measurements/node_ddp.jsonl and decides nothing.
+sees both nodes' GPUs, and uses that of its rank. NCCL has neither peer access nor shared memory on
+either side, so all of it goes over sockets. Behind that, the test programs for devices of two nodes
+print what CUDA documents for such. Exit status 1 if losses, weights or programs differ;
+`cross_node_ddp` is in build/measurements/node_ddp.jsonl and decides nothing.
 """
 
 from __future__ import annotations

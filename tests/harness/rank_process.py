@@ -86,8 +86,7 @@ class Work:
         """The CUresult of the first call that failed, or 0."""
         status: int = self.cuda.cuInit(0) or self.cuda.cuDeviceGetCount(byref(self.count))
         status = status or self.use(self.rank)
-        status = status or self.cuda.cuMemAlloc_v2(byref(self.buffer), c_size_t(COUNT * 4))
-        return status
+        return status or int(self.cuda.cuMemAlloc_v2(byref(self.buffer), c_size_t(COUNT * 4)))
 
     def use(self, device: int) -> int:
         """Makes a device current."""
@@ -156,7 +155,8 @@ def main() -> None:
         print(f"failed {status}", flush=True)
         sys.exit(1)
     print(work.count.value, work.rank, flush=True)
-    verbs = {verb.__name__: verb for verb in (work.id, work.join, work.reduce, work.peer, work.works)}
+    verbs = {"id": work.id, "join": work.join, "reduce": work.reduce}
+    verbs |= {"peer": work.peer, "works": work.works}
     for line in sys.stdin:
         verb, _, argument = line.strip().partition(" ")
         if verb == "quit":
