@@ -67,10 +67,15 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPla
 
 @pytest.fixture
 def pair(nodes: tuple[ControlPlane, ControlPlane]) -> Iterator[tuple[ControlPlane, ControlPlane]]:
-    """The same, with nothing on them before and after."""
-    wait_for(lambda: clean(*nodes))
-    yield nodes
-    wait_for(lambda: clean(*nodes))
+    """The same, with nothing on them before and after, though a job's grant lingers."""
+    first, second = nodes
+    wait_for(lambda: clean(first, second))
+    yield first, second
+    wait_for(lambda: not first.sessions())
+    wait_for(lambda: not first.session_worker_pids() + second.session_worker_pids())
+    for grant in first.grants():
+        first.rest.delete(f"/grants/{grant['id']}")
+    wait_for(lambda: clean(first, second))
 
 
 def job_of(plane: ControlPlane, **more: str) -> dict[str, str]:
@@ -117,6 +122,7 @@ def test_ranks_of_one_job_reduce_and_copy_over_both_nodes(
     assert [len(p.session_worker_pids()) for p in (first, second)] == [2, 2]
     said = [rank.close() for rank in ranks]
     assert not any("not connected to each other" in text for text in said), said
+    wait_for(lambda: clean(first, second), message="the grant to go by itself")
 
 
 def test_a_rank_that_chooses_one_device_is_on_its_node_only(
