@@ -125,9 +125,7 @@ class _Tickets:
         links, seconds = self._service.links, self._seconds(answer)
         others = self._others(answer)
         calls = (
-            announce(
-                self._grant_service, links, answer.grant, session, key, seconds, others[session.id]
-            )
+            announce(self._grant_service, links, answer, session, key, seconds, others[session.id])
             for session, key in zip(answer.sessions, keys, strict=True)
         )
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -142,7 +140,7 @@ class _Tickets:
             key = secrets.token_hex(32)
             for here, there in ((one, other), (other, one)):
                 node = self._grant_service.pool.nodes[there.node]
-                others[here.id].append(other_node_message(answer.grant, there, node, key))
+                others[here.id].append(other_node_message(answer, there, node, key))
         return others
 
     def _seconds(self, answer: Granted) -> int:
@@ -177,7 +175,7 @@ class _Tickets:
             key=key,
             tls=node.data_tls,
             tls_name=node.name if node.data_tls else "",
-            vgpus=len(grant.places_on(node.name)),
+            vgpus=len(session.chosen or grant.vgpus),
         )
 
 

@@ -55,7 +55,7 @@ class GrantRequest(VgpuRequest):
     @property
     def may_span(self) -> bool:
         """Whether its vGPUs may be on several nodes."""
-        return self.cross_node and not self.one_node and not self.job and self.count > 1
+        return self.cross_node and not self.one_node and self.count > 1
 
     @property
     def contexts(self) -> int:
@@ -78,6 +78,16 @@ class Granted:
     def sessions(self) -> tuple[Session, ...]:
         """One for each node, in the order of their vGPUs."""
         return (self.session, *self.others)
+
+    @property
+    def vgpu_count(self) -> int:
+        """Of a process with several nodes: how many it has on all of them."""
+        return sum(len(session.chosen) for session in self.sessions) if self.others else 0
+
+    def first_vgpu(self, session: Session) -> int:
+        """Of a process with several nodes: its number of the session's first vGPU."""
+        before = self.sessions[: self.sessions.index(session)]
+        return sum(len(each.chosen) for each in before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
-from sluice.controller.pool.model import Grant, Session
+from sluice.controller.pool.model import Session
 from sluice.controller.rpc.messages import answer_message, assignment_message
 from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
 from sluice.protocol.cuda_status import CudaStatus
@@ -31,24 +31,24 @@ class NotTaken(Exception):
 async def announce(
     grant_service: GrantService,
     links: Mapping[str, ServerLink],
-    grant: Grant,
+    granted: Granted,
     session: Session,
     key: str,
     key_seconds: int,
     others: Sequence[rpc.OtherNode] = (),
 ) -> None:
-    """Returns once the session's node expects whoever shows the key. Raises NotTaken.
+    """Returns once the node of this session of a process expects whoever shows the key.
 
-    `others`: the grant's other nodes, as this one is to know them.
+    Raises NotTaken. `others`: the process's other nodes, as this one is to know them.
     """
     node = session.node
     try:
         # its end may have been ordered since it was made: nothing may come after that
-        if over := grant_service.pool.lifecycle.why_over(grant.id):
+        if over := grant_service.pool.lifecycle.why_over(granted.grant.id):
             raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
-        assignment = assignment_message(grant, session, key, key_seconds, others)
+        assignment = assignment_message(granted, session, key, key_seconds, others)
         await link.assign(assignment, ASSIGN_SECONDS)
     except (OrderRefused, ServerSilent) as why:
         text = f"node {node} did not take session {session.id}: {why}"
@@ -82,7 +82,7 @@ async def answers_for_relay(
                 return
             key = secrets.token_hex(16)
             trouble = "its server went away"
-            await announce(grant_service, links, granted.grant, granted.session, key, key_seconds)
+            await announce(grant_service, links, granted, granted.session, key, key_seconds)
             told = True
             yield answer_message(granted, _target(grant_service, granted, key))
             return

@@ -16,6 +16,7 @@ from sluice.controller.pool import decisions, model
 from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey
+from sluice.controller.pool.grants.node_parts import numbered_by_node
 from sluice.controller.pool.grants.suspension import (
     ReportedSuspension,
     SuspendedContexts,
@@ -178,12 +179,11 @@ def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
 
 
 def other_node_message(
-    grant: model.Grant, session: model.Session, node: model.Node, key: str
+    granted: decisions.Granted, session: model.Session, node: model.Node, key: str
 ) -> rpc.OtherNode:
-    """One of a grant's sessions, for another of its nodes: where its worker is reached, and how."""
-    first, *_ = grant.places_on(session.node)
+    """One of a process's sessions, for another's node: where its worker is reached, and how."""
     return rpc.OtherNode(
-        first_vgpu=first,
+        first_vgpu=granted.first_vgpu(session),
         session_id=session.id,
         address=node.address,
         port=node.port,
@@ -193,17 +193,18 @@ def other_node_message(
 
 
 def assignment_message(
-    grant: model.Grant,
+    granted: decisions.Granted,
     session: model.Session,
     key: str,
     key_seconds: int,
     others: Sequence[rpc.OtherNode] = (),
 ) -> rpc.Assignment:
     """A session for the server that is to expect it of whoever shows the key."""
-    vgpus, chosen, first = grant.vgpus, session.chosen, 0
+    grant = granted.grant
+    vgpus, chosen = grant.vgpus, session.chosen
     if grant.spans_nodes:
-        first, *_ = places = grant.places_on(session.node)
-        vgpus, chosen = tuple(grant.vgpus[place] for place in places), ()
+        vgpus = tuple(grant.vgpus[place] for place in grant.places_on(session.node))
+        chosen = numbered_by_node(grant, session.node, chosen)
     return rpc.Assignment(
         session_id=session.id,
         grant_id=grant.id,
@@ -218,8 +219,8 @@ def assignment_message(
         request_id=request_id(),
         project=grant.project,
         relay=session.relay,
-        all_vgpus=len(grant.vgpus) if grant.spans_nodes else 0,
-        first_vgpu=first,
+        all_vgpus=granted.vgpu_count,
+        first_vgpu=granted.first_vgpu(session),
         others=others,
         container=container_message(session.container),
         **_client_fields(session),

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel over vGPUs of two nodes, beside native DDP over sockets.
 
-    python3 tests/gpu/node_ddp.py [--rounds 3]
+    python3 tests/gpu/node_ddp.py [--rounds 3] [--job]
 
 Two ranks, each a session with a whole GPU, which are of two servers of this host; natively on the
-same two GPUs. NCCL has neither peer access nor shared memory on either side, so all of it goes over
-sockets. Behind that, the test programs for devices of two nodes print what CUDA documents for such.
-Exit status 1 if losses, weights or programs differ; `cross_node_ddp` is in
-build/measurements/node_ddp.jsonl and decides nothing.
+same two GPUs. With `--job` both are of one job, as `sluice run --share` or torchrun has them: each
+sees both nodes' GPUs, and uses that of its rank. NCCL has neither peer access nor shared memory on
+either side, so all of it goes over sockets. Behind that, the test programs for devices of two nodes
+print what CUDA documents for such. Exit status 1 if losses, weights or programs differ;
+`cross_node_ddp` is in build/measurements/node_ddp.jsonl and decides nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from run_workloads import torch_version  # noqa: E402
 from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E402
 
 PROGRAMS = ("two_nodes", "across_nodes")
+#: What tells these records from those of ranks that are sessions of their own.
+ONE_JOB = "both ranks are one job"
 #: Of both sides; NVLink multicast stays off.
 NCCL = {
     "NCCL_P2P_DISABLE": "1",
@@ -56,6 +59,7 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--job", action="store_true", help="the ranks are one job over both nodes")
     options = parser.parse_args()
     if len(gpus()) < GPUS:
         print("skipped: this machine shows no two NVIDIA GPUs")
@@ -65,12 +69,14 @@ def main() -> int:
     found: list[Said] = []
     with two_servers(gpu=True, environment=NCCL) as plane:
         # whole GPUs, of which a node has one: so the ranks are on two nodes
-        told = {**across(plane, 20000), "SLUICE_VGPU": "1", "SLUICE_RATIO": "100"}
-        del told["SLUICE_CROSS_NODE"]
+        told = {**across(plane, 20000), "SLUICE_RATIO": "100"}
+        if not options.job:
+            told["SLUICE_VGPU"] = "1"
+            del told["SLUICE_CROSS_NODE"]
         ours = {**native, **told, "LD_PRELOAD": preload_of(Path(told["LD_LIBRARY_PATH"]))}
         for _ in range(options.rounds):
-            floors.append(once(native, "--one-each"))
-            found.append(once(ours, "--one-each"))
+            floors.append(once(native, *([] if options.job else ["--one-each"])))
+            found.append(once(ours, "--share" if options.job else "--one-each"))
         wrong = run_programs(plane)
     for name, runs in (("native", floors), ("Sluice", found)):
         rates = [round(said["steps_per_s"], 1) for said in runs]
@@ -78,7 +84,11 @@ def main() -> int:
     said = differences(floors, found)
     print("\n".join(said) or "the losses are the same, and the ranks agree")
     run = Run(
-        "python3 tests/gpu/node_ddp.py", rounds=options.rounds, gpu=True, software=torch_version()
+        " ".join(["python3 tests/gpu/node_ddp.py", *(["--job"] if options.job else [])]),
+        rounds=options.rounds,
+        gpu=True,
+        setting=ONE_JOB if options.job else None,
+        software=torch_version(),
     )
     kept = [
         run.record(

@@ -20,6 +20,7 @@ import pytest
 from control_plane import ControlPlane, running, wait_for
 from free_ports import free_port
 from network_program import built, start
+from node_pair import clean, of_both, two_nodes
 from pool_certificates import PoolCa
 from static_pool import build_programs
 
@@ -44,35 +45,16 @@ def make_libraries(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPlane, ControlPlane]]:
     """A controller and two servers, each with one software GPU."""
-    folder = tmp_path_factory.mktemp("nodes")
-    (folder / "b").mkdir()
     with tempfile.TemporaryDirectory() as libraries:
         make_libraries(Path(libraries))
-        yield from two_nodes(folder, {"cuda_libraries": libraries})
-
-
-def two_nodes(folder: Path, server: dict[str, str]) -> Iterator[tuple[ControlPlane, ControlPlane]]:
-    with running(folder, server=server) as first:
-        second = ControlPlane(folder / "b", server={**server, "node_name": "node-b"}, pool_of=first)
-        try:
-            second.start_server()
-            yield first, second
-        finally:
-            second.close()
-
-
-def environment(plane: ControlPlane, **more: str) -> dict[str, str]:
-    return {
-        "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-        "SLUICE_VGPU": "2",
-        "SLUICE_CROSS_NODE": "1",
-        **more,
-    }
+        folder = tmp_path_factory.mktemp("nodes")
+        with two_nodes(folder, {"cuda_libraries": libraries}) as both:
+            yield both
 
 
 def run_program(plane: ControlPlane, home: Path, name: str) -> tuple[int, str, str]:
     program = build_programs(name) / name
-    with start(home, program, **environment(plane)) as process:
+    with start(home, program, **of_both(plane)) as process:
         out, error = process.communicate(timeout=120)
     return process.returncode, out, error
 
@@ -104,7 +86,7 @@ def test_streams_of_two_nodes_wait_for_one_another_and_copies_go_straight(
     """The program opens the gate that all of its work waits for only after all was asked for."""
     first, second = nodes
     program = build_programs("across_nodes") / "across_nodes"
-    told = environment(first, SLUICE_STATS="1", SLUICE_GMEM="256")
+    told = of_both(first, SLUICE_STATS="1", SLUICE_GMEM="256")
     with start(tmp_path, program, **told) as process:
         out, error = process.communicate(timeout=120)
     assert out == (PROGRAMS / "expected" / "across_nodes.out").read_text(), error
@@ -119,7 +101,7 @@ class Holder:
 
     def __init__(self, plane: ControlPlane, home: Path, **more: str) -> None:
         command = (sys.executable, DEVICES_HOLDER)
-        self.process = start(home, *command, **environment(plane, **more))
+        self.process = start(home, *command, **of_both(plane, **more))
         self.said = self.read()
 
     def read(self) -> str:
@@ -137,15 +119,6 @@ class Holder:
         """Ends the process in good order; returns what it said on standard error."""
         _, error = self.process.communicate(timeout=60)
         return error
-
-
-def clean(first: ControlPlane, second: ControlPlane) -> bool:
-    """Whether nothing of any session is left on either node, or in the pool's books."""
-    if first.grants() or first.sessions():
-        return False
-    gpus = first.rest.get("/gpus").json()["gpus"]
-    pids = first.session_worker_pids() + second.session_worker_pids()
-    return not pids and not any(gpu["granted_mib"] for gpu in gpus)
 
 
 def test_it_is_one_grant_with_a_session_on_each_node(
@@ -248,12 +221,8 @@ def test_servers_that_restart_end_nothing(
         ({"SLUICE_VGPU": "3"}, "the pool has 2 such GPU(s) in all; set SLUICE_VGPU to at most 2"),
         ({"SLUICE_RATIO": "50"}, "which are given whole; unset SLUICE_RATIO or set it to 100"),
         ({"SLUICE_CROSS_NODE": "0"}, "on one node"),
-        (
-            {"SLUICE_JOB": "5" * 32},
-            "the vGPUs of a job (sluice run --share) are on one node",
-        ),
     ],
-    ids=["too many", "a part of GPUs", "not asked for", "a job"],
+    ids=["too many", "a part of GPUs", "not asked for"],
 )
 def test_what_cannot_be_is_refused_with_the_reason(
     nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path, wanted: dict[str, str], reason: str
@@ -352,7 +321,7 @@ def test_libraries_are_each_nodes_own(
     """A group of NCCL's goes to each node as one; a handle of cuBLAS is good on its own only."""
     first, second = nodes
     wait_for(lambda: clean(first, second))
-    with start(tmp_path, sys.executable, HERE / program, **environment(first)) as process:
+    with start(tmp_path, sys.executable, HERE / program, **of_both(first)) as process:
         out, error = process.communicate(timeout=60)
     assert out == "all of it\n", error
     assert told in error

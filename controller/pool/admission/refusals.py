@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.grants.node_parts import parts_of
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, ShareKeeping, Sharing
 from sluice.controller.pool.projects.quotas import Excess
 from sluice.protocol.cuda_status import CudaStatus
@@ -153,6 +154,22 @@ def cannot_join(
             f"this process chooses vGPU {max(request.chosen)} of its job, which has "
             f"{len(grant.vgpus)}, numbered from 0; set CUDA_VISIBLE_DEVICES, or start the job with "
             "`sluice run --share --vgpu N`",
+        )
+    parts = parts_of(grant, request.chosen) if grant.spans_nodes else []
+    if len({node for node, _ in parts}) < len(parts):
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"this process chooses vGPUs {', '.join(map(str, request.chosen))} of its job, which "
+            "are of several nodes in turn: name each node's one after the other in "
+            "CUDA_VISIBLE_DEVICES (`sluice grant show` lists them)",
+        )
+    if len(parts) > 1 and request.one_node:
+        return Refused(
+            CudaStatus.NOT_SUPPORTED,
+            f"the job {request.job[:8]} has vGPUs of nodes {', '.join(grant.nodes_in_order)}, and "
+            "this process can have a session on one node: set SLUICE_CROSS_NODE=1 and "
+            "SLUICE_CHANNEL=tcp as its job has, update its client library, or choose vGPUs of one "
+            "node by CUDA_VISIBLE_DEVICES",
         )
     if live_sessions >= most:
         return Refused(

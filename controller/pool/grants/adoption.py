@@ -15,6 +15,7 @@ from sluice.controller.pool.decisions import Decisions, EndOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.node_parts import numbered_by_grant
 from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     GpuKey,
@@ -104,15 +105,17 @@ class Adoption:
             vgpus = (replace(v, node=node) for v in self._with_overhead(node, report.vgpus))
             self._ledger.rebook(grant, (*grant.vgpus, *vgpus))
             for other in self._ledger.sessions.live_of(grant.id):
-                other.chosen = grant.places_on(other.node)
+                other.chosen = other.chosen or grant.places_on(other.node)
                 self._ledger.add_session(other)
         elif grant.suspension is SuspensionState.NONE and not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
         if grant.spans_nodes:
-            session.chosen = grant.places_on(node)
+            session.chosen = numbered_by_grant(grant, node, session.chosen)
         if why := self._jobs.why_ending(grant):
             decisions.ends.append(EndOrder(node, grant.id, why))
         known = self._ledger.sessions.get(session.id)
+        if known and not session.request_id:  # a node whose client came over the network has none
+            session.request_id = known.request_id
         if known is None or known.state is not session.state:
             self._ledger.add_session(session)
             self._ledger.recount(grant)

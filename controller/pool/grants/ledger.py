@@ -17,6 +17,7 @@ from sluice.controller.pool.grants.bookings import Bookings
 from sluice.controller.pool.grants.grant_memory import GrantMemories
 from sluice.controller.pool.grants.grant_table import GrantTable
 from sluice.controller.pool.grants.jobs import Jobs, with_contexts
+from sluice.controller.pool.grants.node_parts import parts_of
 from sluice.controller.pool.grants.session_table import SessionTable
 from sluice.controller.pool.grants.vgpu_times import VgpuTimes
 from sluice.controller.pool.model import (
@@ -73,7 +74,8 @@ class GrantLedger:
         grant = self.grants.records[session.grant_id]
         if not grant.spans_nodes:
             return Granted(grant, session)
-        first, *others = sorted(self.sessions.live_of(grant.id), key=lambda s: s.chosen)
+        own = [s for s in self.sessions.live_of(grant.id) if s.request_id == session.request_id]
+        first, *others = sorted(own, key=lambda s: s.chosen)
         return Granted(grant, first, tuple(others))
 
     def charged(self, grant: Grant, sessions: Sequence[Session]) -> tuple[Vgpu, ...]:
@@ -131,13 +133,12 @@ class GrantLedger:
         self.changes.append(as_it_is(grant))
 
     def open_sessions(self, request: GrantRequest, grant: Grant) -> Granted:
-        """The sessions of a process to which the grant was made: one on each of its nodes."""
-        nodes = grant.nodes_in_order
-        if len(nodes) == 1:
+        """The sessions of a process that is to use the grant: one on each node that it uses."""
+        if not grant.spans_nodes:
             return Granted(grant, self.open_session(request, grant))
         first, *others = (
-            self.open_session(replace(request, chosen=grant.places_on(node)), grant, node)
-            for node in nodes
+            self.open_session(replace(request, chosen=places), grant, node)
+            for node, places in parts_of(grant, request.chosen)
         )
         return Granted(grant, first, tuple(others))
 
@@ -258,6 +259,18 @@ class GrantLedger:
             self.recount(grant)
             self.end_if_over(grant)
 
+    def give_back(self, granted: Granted, why: End) -> bool:
+        """A process does not begin; True: nothing else used its grant, which has ended with it."""
+        grant, own = granted.grant, {session.id for session in granted.sessions}
+        if not grant.job or own.issuperset(s.id for s in self.sessions.live_of(grant.id)):
+            self.end(grant, why)
+            return True
+        for session in granted.sessions:
+            self.mark_ended(session, why)
+            self.event("session.ended", session.id, why.text)
+        self.recount(grant)
+        return False
+
     def lose_part(self, grant: Grant, node: str, why: End) -> bool:
         """A node no longer runs its part of a grant; False: the grant has no other that lives."""
         if not self._runs_elsewhere(grant, node):
@@ -266,6 +279,7 @@ class GrantLedger:
             if session.node == node:
                 self.mark_ended(session, why)
                 self.event("session.ended", session.id, why.text)
+        self.recount(grant)
         return True
 
     def _runs_elsewhere(self, grant: Grant, node: str) -> bool:

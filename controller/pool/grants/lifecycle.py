@@ -79,8 +79,7 @@ class GrantLifecycle:
         if not grant.spans_nodes:
             return self.session_ended(session.id, grant.id, why)
         decisions = Decisions()
-        if grant.state is GrantState.LIVE:
-            self._ledger.end(grant, why)
+        if grant.state is GrantState.LIVE and self._ledger.give_back(granted, why):
             # some of its nodes may expect the client already
             decisions.ends = end_orders(grant, why)
         return self._progress.after(decisions)

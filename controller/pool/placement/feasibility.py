@@ -188,9 +188,7 @@ def _too_large(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refuse
 
 def _one_node_only(request: GrantRequest, most: int, together: int) -> Refused:
     """Why vGPUs that there are on several nodes are not to be had together."""
-    if request.job:
-        why, fix = "the vGPUs of a job (sluice run --share) are on one node", "run it without that"
-    elif request.one_node and request.channel != "tcp":
+    if request.one_node and request.channel != "tcp":
         why = f"a client by {request.channel} has a session on one node"
         fix = "set SLUICE_CHANNEL=tcp"
     elif request.one_node:

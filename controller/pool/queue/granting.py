@@ -247,23 +247,31 @@ class Granting:
             more[key] += new.overhead_mib - old.overhead_mib
         if any(mib > max(0, self._free_for(grant, key)) for key, mib in more.items()):
             return Blocked.BY_JOB
-        if self._fleet.nodes[grant.node].state is not NodeState.UP:
+        if self.why_not_joined(grant) or grant.suspension is not SuspensionState.NONE:
             return Blocked.BY_JOB
-        if grant.suspension is not SuspensionState.NONE:
-            return Blocked.BY_JOB
-        session = self._ledger.open_session(request, grant)
+        granted = self._ledger.open_sessions(request, grant)
         self._ledger.recount(grant)
-        self._ledger.event(
-            "session.joined", session.id, f"{request.program} joins grant {grant.id}"
-        )
-        return Granted(grant, session)
+        text = f"{request.program} joins grant {grant.id}"
+        for session in granted.sessions:
+            self._ledger.event("session.joined", session.id, text)
+        return granted
+
+    def why_not_joined(self, grant: Grant) -> str:
+        """What of a job's own keeps its next process waiting, besides room; "": nothing does."""
+        nodes = self._fleet.nodes
+        if away := [n for n in grant.nodes_in_order if nodes[n].state is not NodeState.UP]:
+            return f"node {away[0]} of its job is not connected"
+        failed = [key for key, _ in grant.placed() if key in self._fleet.faulty]
+        # of one node's job it is the end, which is under way
+        return f"GPU {failed[0]} of its job has failed" if failed and grant.spans_nodes else ""
 
     def not_to_join(self, request: GrantRequest, grant: Grant) -> Refused | None:
         """Why it has no right to its job's grant."""
         return rights.not_to_join(request, grant, self._ledger.quotas, self._ledger.reservations)
 
     def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
-        live, ending = len(self._ledger.sessions.live_of(grant.id)), self._jobs.is_ending(grant)
+        on_nodes = Counter(s.node for s in self._ledger.sessions.live_of(grant.id))
+        live, ending = max(on_nodes.values(), default=0), self._jobs.is_ending(grant)
         return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
     def _free_for(self, grant: Grant, key: GpuKey) -> int:

@@ -118,8 +118,8 @@ class Requests:
         self._scheduler.leave(request_id)
         decisions = Decisions()
         if (held := self._ledger.held_by(request_id)) and held.grant.spans_nodes:
-            self._ledger.end(held.grant, why)
-            decisions.ends = end_orders(held.grant, why)
+            if self._ledger.give_back(held, why):
+                decisions.ends = end_orders(held.grant, why)
         elif held:
             self._ledger.end_session(held.grant, held.session, why)
         return self._progress.after(decisions)
@@ -167,7 +167,7 @@ class Requests:
         return feasibility.never(request, self._fleet.capacity, across=self._fleet.share_grants)
 
     def _not_now(self, request: GrantRequest, position: int) -> Refused:
-        if self._jobs.grant_of(request):
-            return refusals.no_room_for_context(request)
         why = self._scheduler.why_waiting(request)
+        if self._jobs.grant_of(request) and not why:
+            return refusals.no_room_for_context(request)
         return refusals.not_in_time(request, position, len(self._queue), why)

@@ -93,7 +93,9 @@ class Scheduler:
             return f"{len(claim.waits_for)} grant(s) are being ended for it"
         if request.mode is Mode.RESERVED:
             return "its reservation is in use"
-        if self._jobs.grant_of(request) or self._ledger.reservations.of(request):
+        if grant := self._jobs.grant_of(request):
+            return self.granting.why_not_joined(grant)
+        if self._ledger.reservations.of(request):
             return ""
         return str(self._ledger.quotas.exceeded(request.project, Held.at_least(request)) or "")
 

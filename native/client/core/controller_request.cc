@@ -117,6 +117,8 @@ class ControllerRequest {
   bool prepare(const Config& config, std::string* error);
   // False: nobody answered; `error` has what each said.
   bool ask(HttpAnswer* answer, std::string* error);
+  // Whether a controller had the job's hold until it went away.
+  bool was_held() const { return was_held_; }
 
  private:
   enum class Next { kDone, kNextAddress, kSameAgain };
@@ -134,6 +136,7 @@ class ControllerRequest {
   tls::Deadline until_ = tls::in_seconds(kElectionSeconds);
   int look_again_ = 1;          // seconds
   bool in_transition_ = false;  // somebody is there, but none that leads yet
+  bool was_held_ = false;
 };
 
 bool ControllerRequest::prepare(const Config& config, std::string* error) {
@@ -281,6 +284,7 @@ bool ControllerRequest::ask(HttpAnswer* answer, std::string* error) {
         }
         if (asked == Asked::kBrokenOff && hold_) {  // its launcher asks anew
           *error = "no sluice-controller at " + trouble;
+          was_held_ = true;
           return false;
         }
       } while (next == Next::kSameAgain);
@@ -356,8 +360,10 @@ bool is_answered(const Config& config, const wire::OpenSession& request, HttpAns
   std::string* error = &refusal->text;
   ControllerRequest question(config, request);
   if (!question.prepare(config, error)) return false;
-  refusal->nobody_answered = !question.ask(answer, error);
-  if (refusal->nobody_answered) return false;
+  const bool answered = question.ask(answer, error);
+  refusal->held = question.was_held();
+  refusal->nobody_answered = !answered && !refusal->held;
+  if (!answered) return false;
   if (answer->status >= 200 && answer->status <= 299) return true;
   const JsonObject body(answer->body);
   *error = body.text("detail");

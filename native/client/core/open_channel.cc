@@ -12,9 +12,9 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                                       Refusal* refusal) {
   const bool any = c.channel == "auto";
   std::string why_not;
-  // What is near leads to one node only (or to another by its relay).
-  if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty() &&
-      c.job.empty()) {
+  // What is near leads to one node only (or to another by its relay). All of a job go one way: its
+  // processes, and whoever holds it.
+  if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty()) {
     auto channel = open_tcp(c, request, Rdma::kNo, refusal);
     if (channel || !refusal->nobody_answered) return channel;
     log_line(LogLevel::kInfo, "vGPUs of several nodes are the controller's to give (" +

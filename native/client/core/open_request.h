@@ -18,6 +18,7 @@ struct Refusal {
   std::string text;
   uint32_t status = 100;         // CUDA_ERROR_NO_DEVICE
   bool nobody_answered = false;  // no controller was reached that decides
+  bool held = false;             // a controller held the job, until the connection broke off
 };
 
 // For this process: the channel's part (kind and key) is left to who opens one.
