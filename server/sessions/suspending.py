@@ -246,6 +246,8 @@ class Suspensions:
         if promised is None and self.is_out(grant_id):
             for session in self._sessions_of(grant_id):
                 self.contexts.adopt(session)
+        if error:
+            self.on_moved(grant_id)
         self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
         if self.is_out(grant_id) and promised is not None:
             await self._take_off(grant_id, promised=promised)
@@ -386,6 +388,8 @@ class Suspensions:
         if grant_id in self.swapped:
             await self._come_back(grant_id, await self._ready(grant_id))
             self.swapped.discard(grant_id)
+        elif self.is_out(grant_id):
+            raise OrderRefused(f"grant {grant_id} is suspended, and comes in when it is resumed")
 
     # steps of a session
 

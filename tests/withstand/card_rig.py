@@ -46,10 +46,18 @@ class Rig:
         return self.begun[-1]
 
     def hog(self, but_mib: int) -> Subject:
-        """One of those, which takes all of the card that is free but so much."""
+        """One of those, which takes all of the card that is free but so much.
+
+        Once the worker that waits for the next session has its part.
+        """
+        wait_for(self._has_waiting_worker, message="a worker to wait")
         one = self.beside()
         one.ask("most", but_mib=but_mib)
         return one
+
+    def _has_waiting_worker(self) -> bool:
+        waiting = [each["pid"] for each in self.plane.worker_records() if not each["session"]]
+        return any(self.card.taken_mib(pid) >= CONTEXT_MIB for pid in waiting)
 
     def says_free(self, mib: int, gpu: int = 0) -> None:
         """Its NVML, from now on."""
@@ -167,6 +175,7 @@ def rigs(folder: Callable[[str], Path], *, gpus: int = 1, **always: Any) -> Iter
                         **(server or {}),
                     },
                     suspend={"swap_mib": 512, "drain_seconds": 60, **always, **(suspend or {})},
+                    pool={"job_linger_seconds": 1},
                     environment={**card.settings, **told},
                 )
                 found[key] = Rig(stack.enter_context(plane), card, script)

@@ -21,6 +21,7 @@ from control_plane import wait_for
 from .at_work import stopped
 from .card_rig import (
     CONTEXT_MIB,
+    GPU_MIB,
     MOVED_MIB,
     OpenRig,
     Rig,
@@ -31,7 +32,7 @@ from .card_rig import (
 from .conftest import arbiter_pid
 from .suspended import Failed, Subject
 from .traces import Traces
-from .unreturned import HINDRANCES, Unreturned
+from .unreturned import HINDRANCES, MORE_MIB, ROOM_OF_A_CONTEXT, Unreturned, begin_larger
 
 SLOW = {"SLUICE_SOFTGPU_CHECKPOINT_MS": "1500"}
 SERVICES = ("server", "controller", "arbiter")
@@ -110,8 +111,10 @@ def test_services_are_killed_between_two_tries_and_it_goes_on_when_it_can(
     goes_on(one)
 
 
-@pytest.mark.parametrize("who", ["client", "worker"])
-@pytest.mark.parametrize("hindrance", HINDRANCES)
+ENDS = [(each, "client") for each in HINDRANCES] + [("context", "worker"), ("turn", "worker")]
+
+
+@pytest.mark.parametrize(("hindrance", "who"), ENDS)
 def test_it_ends_between_two_tries_and_nothing_of_it_is_left(
     hinder: OpenRig, hindrance: str, who: str
 ) -> None:
@@ -220,12 +223,12 @@ def test_a_job_that_its_server_left_in_part_is_suspended_whole_where_there_is_no
 
 def left_in_part(hinder: OpenRig) -> Unreturned:
     """With the server away: one session of three runs, and two are out."""
-    rig = hinder({"checkpoint_contexts": "off"})
-    job = {"SLUICE_JOB": "7" * 32, "SLUICE_GMEM": "120"}
-    subjects = [rig.begin(**job) for _ in range(3)]
+    rig = hinder({"checkpoint_contexts": "off"}, SLUICE_SOFTGPU_MEMORY_MIB=str(2 * GPU_MIB))
+    job = {"SLUICE_JOB": "7" * 32, "SLUICE_GMEM": "240"}
+    subjects = [begin_larger(rig, **job) for _ in range(3)]
     rig.stays(subjects[0])
     grant = rig.plane.grants()[0]["id"]
-    hog = rig.hog(MOVED_MIB + MOVED_MIB // 2)
+    hog = rig.hog(MOVED_MIB + MORE_MIB + ROOM_OF_A_CONTEXT)
     one = Unreturned(rig, grant, subjects, hog.kill)
     one.begin_to_check()
     workers = [rig.worker_of(subject) for subject in subjects]
@@ -236,8 +239,7 @@ def left_in_part(hinder: OpenRig) -> Unreturned:
     return one
 
 
-@pytest.mark.parametrize("service", ["server", "arbiter"])
-@pytest.mark.parametrize("later", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(("service", "later"), [("server", 0.0), ("server", 0.1), ("arbiter", 0.0)])
 def test_a_job_of_three_is_suspended_whole_or_not_at_all(
     hinder: OpenRig, service: str, later: float
 ) -> None:

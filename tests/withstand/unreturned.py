@@ -18,7 +18,8 @@ from .suspended import Failed, Subject, grant_of
 
 LOOK_SECONDS = 0.2
 #: Of a card's free memory: the contexts find room in it, and of the memory of three sessions one's.
-ROOM_OF_A_CONTEXT = CONTEXT_MIB + 12
+ROOM_OF_A_CONTEXT = CONTEXT_MIB + 12  # also for a server that looks which GPUs there are
+MORE_MIB = 32  # of a program's memory, so that it does not find room there
 ROOM_OF_THREE_AND_ONE = 3 * CONTEXT_MIB + MOVED_MIB + 14
 NO_PLACE = "its memory finds no place on the GPU"
 ALL_MIB = 4096
@@ -73,6 +74,13 @@ def _resumes(rig: Rig, subject: Subject, why: str) -> str:
     return grant
 
 
+def begin_larger(rig: Rig, **more: str) -> Subject:
+    """A program with more memory than a context takes."""
+    subject = rig.begin(**{"SLUICE_GMEM": "96", **more})
+    subject.ask("slab", mib=MORE_MIB, piece_mib=2)
+    return subject
+
+
 def by_the_pool(open_rig: OpenRig) -> Unreturned:
     """Others were granted its place."""
     rig = open_rig()
@@ -88,9 +96,9 @@ def by_the_pool(open_rig: OpenRig) -> Unreturned:
 def by_memory(open_rig: OpenRig) -> Unreturned:
     """Its context has stayed, and somebody beside the pool has the room of its memory."""
     rig = open_rig({"checkpoint_contexts": "off"})
-    subject = rig.begin()
+    subject = begin_larger(rig)
     rig.stays(subject)
-    hog = rig.hog(MOVED_MIB // 2)
+    hog = rig.hog(ROOM_OF_A_CONTEXT)
     return Unreturned(rig, _resumes(rig, subject, NO_PLACE), [subject], hog.kill)
 
 
@@ -147,7 +155,7 @@ def by_its_turn(open_rig: OpenRig) -> Unreturned:
     subject = rig.begin(filled=False, **large)
     subject.ask("slab", mib=64, piece_mib=4)
     rig.stays(subject)
-    hog = rig.hog(8)
+    hog = rig.hog(ROOM_OF_A_CONTEXT)
     grant = rig.order(subject, "resume")
     wait_for(lambda: not rig.suspension(grant), message="it to be the arbiter's")
     subject.tell("check")
