@@ -69,12 +69,11 @@ class MemoryPool:
     """Programs on a control plane, through everything that a seed has in store."""
 
     gpu_mib = GPU_MIB
+    most_between_orders = 0.6  # seconds
     #: What the operator does, and how often.
     orders: Mapping[str, int] = {"suspend": 8, "resume": 8, "session": 3, "resize": 1, "end": 1}
 
-    def __init__(
-        self, plane: ControlPlane, seed: int, say: Say, work: Work | None = None
-    ) -> None:
+    def __init__(self, plane: ControlPlane, seed: int, say: Say, work: Work | None = None) -> None:
         self.plane, self._seed, self._say = plane, seed, say
         self.excuses = Excuses()
         self.clients = [
@@ -121,7 +120,7 @@ class MemoryPool:
 
     def _operate(self) -> None:
         dice = random.Random(f"{self._seed}-operator")
-        while not self._quiet.wait(dice.uniform(0.05, 0.6)):
+        while not self._quiet.wait(dice.uniform(0.05, self.most_between_orders)):
             if grants := self.live_grants():
                 [verb] = dice.choices([*self.orders], [*self.orders.values()])
                 self.order(verb, dice.choice(grants)["id"], dice)

@@ -21,10 +21,10 @@ from tests.withstand.suspended import start_subject
 from .memory_clients import TRAINER, Work
 from .memory_pool import GPUS, SWAP_MIB, MemoryPool, Say
 
-MOVING_GPU_MIB, CONTEXT_MIB = 160, 8
+MOVING_GPU_MIB, CONTEXT_MIB = 256, 8
 SUSPEND = {"swap_mib": SWAP_MIB, "drain_seconds": 10, "movable": "on"}
 ENVIRONMENT = {"SLUICE_SOFTGPU_COUNT": str(GPUS), "SLUICE_SOFTGPU_CHECKPOINT_MS": "30"}
-#: One of a kind leaves room on the other GPU for what moves.
+#: So that there is room on the other GPU for what moves, most of the time.
 SIZES_MIB = (24, 40, 64, 96)
 MOST_TRAINED = 64
 LOOKS = 3  # before something that does not fit is believed
@@ -44,8 +44,9 @@ class MovingPool(MemoryPool):
     """Programs on two GPUs, each of which is drained now and then."""
 
     gpu_mib = MOVING_GPU_MIB
+    most_between_orders = 0.3
     orders: Mapping[str, int] = {
-        "suspend": 4, "resume": 8, "move": 10, "drain": 2, "session": 2, "resize": 1, "end": 1,
+        "suspend": 4, "resume": 8, "move": 16, "drain": 2, "session": 2, "resize": 1, "end": 1,
     }  # fmt: skip
 
     def __init__(self, plane: ControlPlane, seed: int, say: Say, card: SharedCard) -> None:

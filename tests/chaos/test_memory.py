@@ -20,10 +20,11 @@ import pytest
 from control_plane import ControlPlane, running, wait_for
 
 from sluice.config.native_files import NativeFileMissing, find_native
-from tests.withstand.softgpu_card import shared_card
+from tests.withstand.softgpu_card import SharedCard, shared_card
 from tests.withstand.suspended import start_subject
 
 from . import moving_pool
+from .memory_clients import TRAINER
 from .memory_pool import ENVIRONMENT, GPU_MIB, SUSPEND, SWAP_MIB, MemoryPool, Say
 from .moving_pool import CONTEXT_MIB, MOVING_GPU_MIB, MovingPool
 
@@ -48,11 +49,11 @@ def say() -> Say:
         pytest.skip(str(missing))
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def said(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f}] {text}", flush=True)
 
-    say(f"SLUICE_CHAOS_SEED={SEED}, {SECONDS:.0f} s")
-    return say
+    said(f"SLUICE_CHAOS_SEED={SEED}, {SECONDS:.0f} s")
+    return said
 
 
 def events(plane: ControlPlane, kind: str) -> int:
@@ -106,8 +107,31 @@ def test_what_moves_is_on_one_gpu_and_right(tmp_path: Path, say: Say) -> None:
             environment=card.settings,
         ) as plane,
     ):
-        seen = live_through(plane, say, lambda: MovingPool(plane, SEED, say, card))
-        assert seen["moved"], "nobody has moved"
+        live_through(plane, say, lambda: MovingPool(plane, SEED, say, card))
+        it_moves_as_before(plane, card)
+
+
+def it_moves_as_before(plane: ControlPlane, card: SharedCard) -> None:
+    """There and back, whatever has become of the moves before."""
+    subject = start_subject(plane, filled=False, program=TRAINER, SLUICE_GMEM="64")
+    try:
+        subject.ask("slab", mib=32, piece_mib=4)
+        [grant] = [each["id"] for each in plane.grants()]
+        [worker] = plane.session_worker_pids()
+
+        def is_on(device: int) -> bool:
+            shown = plane.rest.get(f"/grants/{grant}").json()
+            [vgpu] = shown["vgpus"]
+            return shown["suspension"] is None and int(vgpu["gpu"][-2:], 16) == device
+
+        for there in (1, 0) if is_on(0) else (0, 1):
+            ordered = plane.rest.post(f"/grants/{grant}/move", json={"gpu": str(there)})
+            assert ordered.status_code == 202, ordered.text
+            wait_for(lambda there=there: is_on(there), message=f"it to be on GPU {there}")
+            assert subject.ask("check") == {"wrong": 0}
+            assert card.taken_mib(worker, 1 - there) == 0
+    finally:
+        subject.kill()
 
 
 def the_budget_is_whole(plane: ControlPlane) -> None:

@@ -61,6 +61,7 @@ FIGURES = {
     "left_mib": ("MiB", ""),
 }
 
+
 def records(run_of: Run, case: str, rows: list[Row]) -> list[Measurement]:
     """The figures of a case's rows, with their floors; of rows with several of a name the last."""
     kept: dict[str, Measurement] = {}

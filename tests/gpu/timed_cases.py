@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of a probe: each a process of its own with a limit, in the order of what is wanted most.
+"""The cases of a probe: each a process of its own with a limit, what is wanted most first.
 
 Used by checkpoint_probe.py and moving_probe.py. Rows are printed when their case ends; a case that
 fails, hangs or crashes is a row that says so, and what is still to do when the time is over is one,

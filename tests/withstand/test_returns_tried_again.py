@@ -169,9 +169,7 @@ def test_services_are_killed_at_any_moment_of_a_try(hinder: OpenRig, hindrance: 
 
 
 @pytest.mark.parametrize("who", ["server", "controller", "client", "worker"])
-def test_somebody_is_killed_while_nobody_answers_for_a_restore(
-    hinder: OpenRig, who: str
-) -> None:
+def test_somebody_is_killed_while_nobody_answers_for_a_restore(hinder: OpenRig, who: str) -> None:
     """Who asks the driver is killed, and until it is known what came of that the next one is."""
     rig = hinder(**SLOW)
     subject = rig.begin()

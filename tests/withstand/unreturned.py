@@ -52,7 +52,8 @@ class Unreturned:
                 if subject.pid not in self._answers:
                     self._answers[subject.pid] = subject.answer(LOOK_SECONDS)
             except Failed as failed:
-                assert "no answer" in str(failed)
+                if "no answer" not in str(failed):
+                    raise
         return list(self._answers.values())
 
     def answers(self) -> list[dict[str, int]]:
