@@ -32,7 +32,14 @@ from .card_rig import (
 from .conftest import arbiter_pid
 from .suspended import Failed, Subject
 from .traces import Traces
-from .unreturned import HINDRANCES, MORE_MIB, ROOM_OF_A_CONTEXT, Unreturned, begin_larger
+from .unreturned import (
+    HINDRANCES,
+    MORE_MIB,
+    NO_PLACE,
+    ROOM_OF_A_CONTEXT,
+    Unreturned,
+    begin_larger,
+)
 
 SLOW = {"SLUICE_SOFTGPU_CHECKPOINT_MS": "1500"}
 SERVICES = ("server", "controller", "arbiter")
@@ -214,7 +221,7 @@ def test_a_job_that_its_server_left_in_part_is_suspended_whole_where_there_is_no
         lambda: one.rig.suspension(one.grant).get("state") == "suspended",
         message="the part that runs to be suspended, too",
     )
-    assert one.rig.events(one.grant, "grant.not_resumed")
+    assert NO_PLACE in one.rig.suspension(one.grant)["note"]
     one.clear()
     goes_on(one)
 

@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.2
 #: Of a card's free memory: the contexts find room in it, and of the memory of three sessions one's.
 ROOM_OF_A_CONTEXT = CONTEXT_MIB + 12  # also for a server that looks which GPUs there are
 MORE_MIB = 32  # of a program's memory, so that it does not find room there
-ROOM_OF_THREE_AND_ONE = 3 * CONTEXT_MIB + MOVED_MIB + 14
+ROOM_OF_THREE_AND_ONE = 3 * CONTEXT_MIB + MOVED_MIB + MORE_MIB + ROOM_OF_A_CONTEXT
 NO_PLACE = "its memory finds no place on the GPU"
 ALL_MIB = 4096
 
@@ -139,9 +139,9 @@ def by_the_other_gpu(open_rig: OpenRig) -> Unreturned:
 
 def by_the_memory_of_a_part(open_rig: OpenRig) -> Unreturned:
     """One of a job's three comes back, two find no room, and all are suspended again."""
-    rig = open_rig()
-    job = {"SLUICE_JOB": secrets.token_hex(16), "SLUICE_GMEM": "120"}
-    subjects = [rig.begin(**job) for _ in range(3)]
+    rig = open_rig(SLUICE_SOFTGPU_MEMORY_MIB=str(2 * GPU_MIB))
+    job = {"SLUICE_JOB": secrets.token_hex(16), "SLUICE_GMEM": "240"}
+    subjects = [begin_larger(rig, **job) for _ in range(3)]
     grant = rig.take_off(subjects[0])
     hog = rig.hog(ROOM_OF_THREE_AND_ONE)
     _resumes(rig, subjects[0], NO_PLACE)
