@@ -306,12 +306,16 @@ class SessionFigures:
         self._leave_places(followed)
 
     def change_gpu(self, session: Session, gpu: str) -> None:
-        """The session, alone of its grant, is on this GPU; what it had by then is the other's."""
+        """The session is on this GPU, and its vGPUs; what they had by then is the other's.
+
+        Those of a job move with the first of its sessions that does.
+        """
         followed = self._followed.get(session.id)
         if followed is None:
             return
-        self._keep(self.times.of(session.id))
-        for vgpu in self.times.of(session.id):
+        moving = [vgpu for vgpu in self.times.of(session.id) if vgpu.gpu != gpu]
+        self._keep(moving)
+        for vgpu in moving:
             vgpu.gpu, vgpu.elsewhere = gpu, _sums(vgpu)
         self._leave_places(followed)
         followed.places = {n: self._place(session, at) for n, at in enumerate(session.places)}
@@ -321,7 +325,7 @@ class SessionFigures:
     def _keep(self, vgpus: Iterable[VgpuTime]) -> None:
         """What they had of their GPUs stays counted there."""
         for vgpu in vgpus:
-            at = vgpu.gpu, str(self._places[vgpu.gpu][vgpu.grant_id, vgpu.place].number)
+            at = vgpu.gpu, str(self._number(vgpu.gpu, (vgpu.grant_id, vgpu.place)))
             for family, value in _had(vgpu).items():
                 self._had[family, *at] += value
 
@@ -409,8 +413,8 @@ class SessionFigures:
 
     def _fill_times(self, samples: Samples) -> None:
         had = self._had.copy()
-        for (grant_id, place), vgpu in self.times.vgpus.items():
-            at = vgpu.gpu, str(self._places[vgpu.gpu][grant_id, place].number)
+        for key, vgpu in self.times.vgpus.items():
+            at = vgpu.gpu, str(self._number(vgpu.gpu, key))
             for family, value in _had(vgpu).items():
                 had[family, *at] += value
             samples.add("sluice_vgpu_share_ratio", vgpu.share_1s, *at, "1s")
@@ -420,13 +424,16 @@ class SessionFigures:
 
     def _place(self, session: Session, place: int) -> Place:
         gpu = session.vgpus[place].gpu_uuid
-        here = self._places[gpu]
         key = (session.grant_id, place)
-        if key not in here:
-            taken = {other.number for other in here.values()}
-            number = next(n for n in itertools.count() if n not in taken)
-            here[key] = Place(gpu, number)
-        return here[key]
+        return self._places[gpu].setdefault(key, Place(gpu, self._number(gpu, key)))
+
+    def _number(self, gpu: str, key: tuple[str, int]) -> int:
+        """Of a vGPU; where none of its sessions is on that GPU just now the next that is free."""
+        here = self._places[gpu]
+        if key in here:
+            return here[key].number
+        taken = {other.number for other in here.values()}
+        return next(n for n in itertools.count() if n not in taken)
 
 
 def _vgpus(followed: Followed) -> Iterator[tuple[int, Place, GrantedVgpu]]:

@@ -44,10 +44,14 @@ class MoveRules:
         """
         if why := self._why_not(sessions, standings, why_there):
             return Moves(why_not=why)
-        [session] = sessions
-        own = gpu_of(session)
-        others = tuple(u for u in session.worker.record.sees if u != own and not self.is_away(u))
-        return Moves(others) if others else Moves(why_not="its node has lent the others away")
+        own = {gpu_of(session) for session in sessions}
+        first, *others = (session.worker.record.sees for session in sessions)
+        there = tuple(
+            uuid
+            for uuid in first
+            if uuid not in own and not self.is_away(uuid) and all(uuid in each for each in others)
+        )
+        return Moves(there) if there else Moves(why_not="its node has lent the others away")
 
     def _why_not(
         self,
@@ -57,19 +61,16 @@ class MoveRules:
     ) -> str:
         if not self.enabled:
             return "[suspend] movable of its node is off"
-        if len(sessions) != 1:
-            return f"its {len(sessions)} processes would have to move in one step"
-        [session] = sessions
-        if not gpu_of(session):
+        if any(len({vgpu.gpu_uuid for vgpu in session.vgpus}) != 1 for session in sessions):
             return "it is on several GPUs"
-        if not session.worker.record.beside:
+        if not all(session.worker.record.beside for session in sessions):
             return (
                 "its worker sees no other GPU: there is none of its model, or it was started "
                 "before [suspend] movable was on"
             )
         if why_there is not None:
             return f"its context is on its GPU{': ' if why_there else ''}{why_there}"
-        if sum((standings.get(session.id) or Standing()).exported):
+        if any(sum((standings.get(s.id) or Standing()).exported) for s in sessions):
             return "other processes may have memory of it open, which stays on its GPU"
         return ""
 

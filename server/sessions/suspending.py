@@ -41,6 +41,8 @@ from sluice.server.workers.packets import Message
 log = logging.getLogger("sluice.server")
 
 SUSPENDED = "suspended"  # a grant all of whose sessions are out
+#: Between two tries to have all of a grant go on some of whose sessions are out.
+AGAIN_SECONDS = 10.0
 
 
 class Suspensions:
@@ -79,6 +81,7 @@ class Suspensions:
         self.hold: Callable[[str, float, float], Awaitable[bool]] = _hold_nothing
         self.go_on: Callable[[str], None] = lambda grant_id: None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._completing: set[str] = set()  # grants that are out in part
 
     # sessions come and go
 
@@ -119,6 +122,12 @@ class Suspensions:
         sessions = self._sessions_of(grant_id)
         return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
 
+    def _is_in_part(self, grant_id: str) -> bool:
+        """Whether some of it is suspended and some runs: a server ended between two, or a step."""
+        sessions = self._sessions_of(grant_id)
+        states = {self._of(s).state for s in sessions if s.id in self._standing}
+        return grant_id not in self.swapped and states == {OUT, RUNNING}
+
     def messages(self) -> list[rpc.GrantSuspension]:
         """Of the grants that do not simply run."""
         found = [self.message(grant_id) for grant_id in sorted({*self._grant_ids.values()})]
@@ -141,10 +150,15 @@ class Suspensions:
             context_why=place.why if out else "",
             context_note=place.note if out else "",
             context_mib=self.contexts.mib_by_place(sessions) if out else [],
-            gpu_uuids=[vgpu.gpu_uuid for vgpu in sessions[0].vgpus] if sessions else [],
+            gpu_uuids=self._gpus_of(sessions),
             moves_to=moves.gpus,
             moves_not=moves.why_not,
         )
+
+    def _gpus_of(self, sessions: Sequence[Session]) -> list[str]:
+        """Of each vGPU: where contexts are, of a job that has moved in part, and all follow."""
+        there = [session for session in sessions if not self.contexts.is_off(session)]
+        return [vgpu.gpu_uuid for session in (there or sessions)[:1] for vgpu in session.vgpus]
 
     def _moves_of(self, sessions: Sequence[Session]) -> Moves:
         """Where a grant that is out may come back beside its own GPU."""
@@ -167,10 +181,11 @@ class Suspensions:
     async def find_contexts(self) -> None:
         """The GPUs are known: where contexts are that an earlier server had leave is found out.
 
-        Those that are there still are to leave now.
+        Those that are there still are to leave now. What it left in part is brought back whole.
         """
         for grant_id in {*self._grant_ids.values()}:
             sessions = self._sessions_of(grant_id)
+            self._complete(grant_id)
             if not any(session.context_away for session in sessions):
                 continue
             with contextlib.suppress(TimeoutError):  # then it is booked as if it stayed
@@ -195,7 +210,25 @@ class Suspensions:
                 self.on_moved(grant_id)
                 self._report(rpc.NodeReport(grant_suspension=self.message(grant_id)))
 
-    async def _carry_out(self, grant_id: str, *, suspend: bool, promised: bool, to: str) -> None:
+    def _complete(self, grant_id: str) -> None:
+        """One that is out in part goes on whole, or is suspended whole; its contexts stay."""
+        if self._is_in_part(grant_id) and grant_id not in self._completing:
+            self._completing.add(grant_id)
+            self._run(self._bring_the_rest(grant_id))
+
+    async def _bring_the_rest(self, grant_id: str) -> None:
+        try:
+            while self._is_in_part(grant_id):
+                await self._carry_out(grant_id, suspend=False, promised=None, to="")
+                if self._is_in_part(grant_id):
+                    await asyncio.sleep(AGAIN_SECONDS)
+        finally:
+            self._completing.discard(grant_id)
+
+    async def _carry_out(
+        self, grant_id: str, *, suspend: bool, promised: bool | None, to: str
+    ) -> None:
+        """`promised`: None where nobody has said whether it is, and its contexts stay."""
         if grant_id in self._busy:
             return  # its report comes; an order that does not fit it is given again
         error = ""
@@ -210,9 +243,15 @@ class Suspensions:
             error = f"its server failed: {problem}"
         finally:
             self._busy.discard(grant_id)
+        if promised is None and self.is_out(grant_id):
+            for session in self._sessions_of(grant_id):
+                self.contexts.adopt(session)
+        if error:
+            self.on_moved(grant_id)
         self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
-        if self.is_out(grant_id):
+        if self.is_out(grant_id) and promised is not None:
             await self._take_off(grant_id, promised=promised)
+        self._complete(grant_id)
 
     def lock(self, grant_id: str) -> asyncio.Lock:
         """Held by whoever takes steps of a grant."""
@@ -220,7 +259,7 @@ class Suspensions:
 
     async def suspend(self, grant_id: str) -> None:
         """Suspends all sessions of a grant. Raises OrderRefused: all go on."""
-        sessions = self._ready(grant_id)
+        sessions = await self._ready(grant_id)
         if self.is_out(grant_id):
             return
         if not self.swap.limit_mib:
@@ -258,12 +297,12 @@ class Suspensions:
 
         Raises OrderRefused: all are suspended still.
         """
-        sessions = self._ready(grant_id)
-        if to and any(gpu_of(session) != to for session in sessions):
-            self._check_move(grant_id, sessions, to)
+        sessions = await self._ready(grant_id)
+        if movers := [session for session in sessions if to and gpu_of(session) != to]:
+            self._check_move(grant_id, movers, to)
         if self.is_out(grant_id):
             await self.contexts.bring_back(sessions, to)
-            sessions = self._ready(grant_id)
+            sessions = await self._ready(grant_id)
         moved = any(self.memory.out_by_gpu(grant_id).values())
         if moved and self.is_out(grant_id) and self.comes_in_later(grant_id):
             await for_all(sessions, self._steps.leave_to_arbiter)
@@ -278,7 +317,7 @@ class Suspensions:
             session.log.write("resumed")
 
     def _check_move(self, grant_id: str, sessions: Sequence[Session], to: str) -> None:
-        """Raises OrderRefused: a grant that is suspended cannot come back on this GPU."""
+        """Raises OrderRefused: these of a grant's sessions cannot come back on this GPU."""
         if not self.is_out(grant_id):
             raise OrderRefused(f"grant {grant_id} is not suspended, and moves only then")
         moves = self._moves_of(sessions)
@@ -313,7 +352,7 @@ class Suspensions:
 
         Raises OrderRefused: it is as it was. The caller holds the lock.
         """
-        sessions = self._ready(grant_id)
+        sessions = await self._ready(grant_id)
         if self.is_out(grant_id):
             return  # it is suspended, which frees more
         fresh = grant_id not in self.swapped
@@ -326,10 +365,10 @@ class Suspensions:
             if not any(self.memory.out_by_gpu(grant_id).values()):
                 raise OrderRefused(f"nothing of grant {grant_id} can be moved off its GPUs")
         except OrderRefused:
-            if fresh:
+            if fresh:  # what finds no room any more comes in when it is its turn
                 with contextlib.suppress(OrderRefused):
                     await self._come_back(grant_id, sessions)
-                self.swapped.discard(grant_id)
+                    self.swapped.discard(grant_id)
             raise
 
     async def _swap_out(self, session: Session, left: Counter[str]) -> None:
@@ -347,8 +386,10 @@ class Suspensions:
     async def swap_in(self, grant_id: str) -> None:
         """Has all of it come in, under the lock. Raises OrderRefused: it is as it was."""
         if grant_id in self.swapped:
-            await self._come_back(grant_id, self._ready(grant_id))
+            await self._come_back(grant_id, await self._ready(grant_id))
             self.swapped.discard(grant_id)
+        elif self.is_out(grant_id):
+            raise OrderRefused(f"grant {grant_id} is suspended, and comes in when it is resumed")
 
     # steps of a session
 
@@ -395,12 +436,14 @@ class Suspensions:
 
     # within
 
-    def _ready(self, grant_id: str) -> list[Session]:
+    async def _ready(self, grant_id: str) -> list[Session]:
+        """Its sessions, with no step under way. Raises OrderRefused."""
         sessions = self._sessions_of(grant_id)
         if not sessions:
             raise OrderRefused(f"no session of grant {grant_id} is open here")
         if opening := [session.id for session in sessions if session.opening]:
             raise OrderRefused(f"session {', '.join(opening)} is being opened; try again")
+        await for_all(sessions, self._steps.finish)
         return sessions
 
     def _of(self, session: Session) -> Standing:
@@ -436,6 +479,7 @@ class Suspensions:
         if session.grant_id not in self._busy:
             told = self.message(session.grant_id, message.get("message"))
             self._report(rpc.NodeReport(grant_suspension=told))
+            self._complete(session.grant_id)
 
 
 async def _hold_nothing(grant_id: str, seconds: float, lasts_seconds: float) -> bool:

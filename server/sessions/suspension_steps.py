@@ -20,6 +20,7 @@ from sluice.server.sessions.standing import (
     OUT,
     RUNNING,
     STOPPED,
+    UNDER_WAY,
     Standing,
     seconds_for,
 )
@@ -47,6 +48,13 @@ class SuspensionSteps:
         self._swap = swap
         self._drain_seconds = drain_seconds
         self._of = of
+
+    async def finish(self, session: Session) -> None:
+        """The step that an earlier server has ordered is over, if one is under way."""
+        standing = self._of(session)
+        if standing.state in UNDER_WAY and standing.owed:
+            drain = self._drain_seconds if standing.state == UNDER_WAY[0] else 0.0
+            await self._said(session, seconds_for(standing.movable_mib) + drain)
 
     async def stop(self, session: Session) -> None:
         """It stands still, at a cut of its own."""
@@ -126,18 +134,25 @@ class SuspensionSteps:
         self, session: Session, order: Message, seconds: float = ANSWER_SECONDS
     ) -> Message:
         """What its worker says about an order."""
+        standing, began = self._of(session), time.monotonic()
+        said = await self._said(session, seconds, order)
+        standing.note(order.verb, time.monotonic() - began, said.get("steps"))
+        return said
+
+    async def _said(
+        self, session: Session, seconds: float, order: Message | None = None
+    ) -> Message:
+        """What its worker says next: about this order, or about an earlier server's."""
         standing = self._of(session)
         standing.waiter = asyncio.get_running_loop().create_future()
-        began = time.monotonic()
-        self.tell(session, order)
+        if order:
+            self.tell(session, order)
         try:
-            said = await asyncio.wait_for(standing.waiter, seconds)
-            standing.note(order.verb, time.monotonic() - began, said.get("steps"))
-            return said
+            return await asyncio.wait_for(standing.waiter, seconds)
         except TimeoutError:
+            what = f"`{order.verb}`" if order else f"an earlier order (it is {standing.state})"
             raise OrderRefused(
-                f"session {session.id}: its worker did not answer `{order.verb}` within "
-                f"{seconds:g} s"
+                f"session {session.id}: its worker did not answer {what} within {seconds:g} s"
             ) from None
         finally:
             standing.waiter = None

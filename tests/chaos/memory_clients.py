@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose memory is promised twice and suspended, and what they may not live through.
+"""Programs whose memory is promised twice, suspended or moved, and what they may not live through.
 
-Used by memory_pool.py. Each Client is a thread that begins programs with memory on a GPU, checks
-all of it again and again, rests, and ends them, some of them by SIGKILL in the middle of their
-work. A word that is wrong is a violation, and so is every end that nothing excuses (Excuses).
+Used by memory_pool.py and moving_pool.py. Each Client is a thread that begins programs with memory
+on a GPU, checks all of it again and again, rests, and ends them, some of them by SIGKILL in the
+middle of their work. A word that is wrong is a violation, and so is every end that nothing excuses
+(Excuses). Where it knows the results of a training, its programs train, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from control_plane import ControlPlane
 
-from tests.withstand.suspended import Failed, Subject, start_subject
+from tests.withstand.suspended import SUBJECT, Failed, Subject, start_subject
 
 #: A call may wait for another one's whole stay, for an operator, and for a service to come back.
 PATIENCE_SECONDS = 400.0
@@ -26,6 +29,20 @@ PIECE_MIB = 4
 #: After a service is back, its peers find out.
 BREAK_SECONDS = 20.0
 MAY_END = re.compile(r"preempted|ended by the operator")
+TRAINER = SUBJECT.with_name("moving_subject.py")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What programs ask for and do; `trained`: what is left by each step of a training."""
+
+    sizes_mib: Sequence[int] = (24, 48, 88, 112)
+    trained: Sequence[int] = ()
+
+    @property
+    def program(self) -> Path:
+        """That does it."""
+        return TRAINER if self.trained else SUBJECT
 
 
 @dataclass
@@ -65,9 +82,12 @@ class Excuses:
 class Client(threading.Thread):
     """Programs one after the other, until it is told to come to an end."""
 
-    def __init__(self, plane: ControlPlane, name: str, seed: int, excuses: Excuses) -> None:
+    def __init__(
+        self, plane: ControlPlane, name: str, seed: int, excuses: Excuses, work: Work
+    ) -> None:
         super().__init__(name=name, daemon=True)
-        self._plane, self._excuses = plane, excuses
+        self._plane, self._excuses, self._work_is = plane, excuses, work
+        self._steps: Counter[int] = Counter()  # of trainings, by pid
         self._dice = random.Random(f"{seed}-{name}")
         self._stopping = threading.Event()
         self._subjects: list[Subject] = []
@@ -93,7 +113,7 @@ class Client(threading.Thread):
     def _live(self) -> None:
         dice = self._dice
         job = dice.random() < 0.15
-        gmem = dice.choice((24, 48, 88, 112))
+        gmem = dice.choice(self._work_is.sizes_mib)
         wanted = {
             "SLUICE_GMEM": str(gmem),
             "SLUICE_RATIO": dice.choice(("5", "20", "45")),
@@ -108,7 +128,9 @@ class Client(threading.Thread):
         count = 2 if job else 1
         self._subjects = []
         for _ in range(count):
-            subject = start_subject(self._plane, self._channel, begun=False, **wanted)
+            subject = start_subject(
+                self._plane, self._channel, begun=False, program=self._work_is.program, **wanted
+            )
             self._subjects.append(subject)
             if not self._opens(subject):
                 return
@@ -143,6 +165,8 @@ class Client(threading.Thread):
     def _work(self, subject: Subject) -> bool:
         if self._dice.random() < 0.25:
             return self._ask(subject, "copy_about", mib=PIECE_MIB, times=2)
+        if self._dice.random() < 0.5 and self._steps[subject.pid] < len(self._work_is.trained):
+            return self._ask(subject, "train", steps=1)
         return self._ask(subject, "check")
 
     def _ask(self, subject: Subject, do: str, **arguments: int) -> bool:
@@ -159,6 +183,11 @@ class Client(threading.Thread):
         if said.get("wrong"):
             self._excuses.violate(f"{self.name}: {subject.pid}: {said['wrong']} words are wrong")
             return False
+        if do == "train":
+            expected = self._work_is.trained[self._steps[subject.pid]]
+            self._steps[subject.pid] += 1
+            if said["left"] != [expected]:
+                self._excuses.violate(f"{self.name}: {subject.pid} trained {said}, not {expected}")
         self._excuses.count("right")
         return True
 

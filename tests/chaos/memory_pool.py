@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host whose GPUs' memory is promised twice, an operator who suspends, and what happens to both.
 
-Used by test_memory.py. Controller, server, arbiter, workers and programs are real, the GPUs the
-software's. MemoryPool owns the programs, the operator and who looks; `disturb` kills and stops what
-serves them. What is on the GPUs and in the host's memory is read off the kernel: every allocation
-there is a file of memory of its own, which a worker has open.
+Used by test_memory.py, and by moving_pool.py for what moves between its GPUs. Controller, server,
+arbiter, workers and programs are real, the GPUs the software's. MemoryPool owns the programs, the
+operator and who looks; `disturb` kills and stops what serves them. What is on the GPUs and in the
+host's memory is read off the kernel: every allocation there is a file of memory of its own, which a
+worker has open.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import httpx
 from control_plane import ControlPlane
 from standing_processes import standing_processes
 
-from .memory_clients import Client, Excuses
+from .memory_clients import Client, Excuses, Work
 
 GPUS, GPU_MIB, FACTOR, SWAP_MIB = 2, 128, 2.0, 224
 SUSPEND = {
@@ -67,10 +68,17 @@ def memory_files(pid: int, name: str) -> dict[int, int]:
 class MemoryPool:
     """Programs on a control plane, through everything that a seed has in store."""
 
-    def __init__(self, plane: ControlPlane, seed: int, say: Say) -> None:
+    gpu_mib = GPU_MIB
+    most_between_orders = 0.6  # seconds
+    #: What the operator does, and how often.
+    orders: Mapping[str, int] = {"suspend": 8, "resume": 8, "session": 3, "resize": 1, "end": 1}
+
+    def __init__(self, plane: ControlPlane, seed: int, say: Say, work: Work | None = None) -> None:
         self.plane, self._seed, self._say = plane, seed, say
         self.excuses = Excuses()
-        self.clients = [Client(plane, f"client{n}", seed, self.excuses) for n in range(CLIENTS)]
+        self.clients = [
+            Client(plane, f"client{n}", seed, self.excuses, work or Work()) for n in range(CLIENTS)
+        ]
         self._quiet = threading.Event()
         self._helpers = [
             threading.Thread(target=self._guarded, args=(each,), daemon=True)
@@ -112,25 +120,26 @@ class MemoryPool:
 
     def _operate(self) -> None:
         dice = random.Random(f"{self._seed}-operator")
-        while not self._quiet.wait(dice.uniform(0.05, 0.6)):
-            grants = self.live_grants()
-            if not grants:
-                continue
-            grant = dice.choice(grants)["id"]
-            verb = dice.choices(("suspend", "resume", "session", "resize", "end"), (8, 8, 3, 1, 1))
-            if verb == ["session"]:
-                answer = self.call("GET", "/sessions", params={"state": "live"})
-                sessions = answer.json()["sessions"] if answer and answer.is_success else []
-                if sessions:
-                    order = dice.choice(("suspend", "resume"))
-                    self.call("POST", f"/sessions/{dice.choice(sessions)['id']}/{order}")
-            elif verb == ["resize"]:
-                size = {"compute_percent": dice.choice((5, 30))}
-                self.call("PATCH", f"/grants/{grant}", json=size)
-            elif verb == ["end"]:
-                self.call("DELETE", f"/grants/{grant}")
-            else:
-                self.call("POST", f"/grants/{grant}/{verb[0]}")
+        while not self._quiet.wait(dice.uniform(0.05, self.most_between_orders)):
+            if grants := self.live_grants():
+                [verb] = dice.choices([*self.orders], [*self.orders.values()])
+                self.order(verb, dice.choice(grants)["id"], dice)
+
+    def order(self, verb: str, grant: str, dice: random.Random) -> None:
+        """One of `orders`, about a grant."""
+        if verb == "session":
+            answer = self.call("GET", "/sessions", params={"state": "live"})
+            sessions = answer.json()["sessions"] if answer and answer.is_success else []
+            if sessions:
+                order = dice.choice(("suspend", "resume"))
+                self.call("POST", f"/sessions/{dice.choice(sessions)['id']}/{order}")
+        elif verb == "resize":
+            size = {"compute_percent": dice.choice((5, 30))}
+            self.call("PATCH", f"/grants/{grant}", json=size)
+        elif verb == "end":
+            self.call("DELETE", f"/grants/{grant}")
+        else:
+            self.call("POST", f"/grants/{grant}/{verb}")
 
     # who looks
 
@@ -150,15 +159,13 @@ class MemoryPool:
         """No GPU has more than it has, and the host has given no more than it was to."""
         workers = self.workers()
         with self._standing_still(list(workers)):
-            on_gpu: dict[str, dict[int, int]] = {}
+            on_gpu = self.taken_by_gpu(workers)
             on_host: dict[int, int] = {}
-            for pid, gpus in workers.items():
-                for gpu in gpus[:1]:
-                    on_gpu.setdefault(gpu, {}).update(memory_files(pid, ON_GPU))
+            for pid in workers:
                 on_host.update(memory_files(pid, ON_HOST))
-        for gpu, files in on_gpu.items():
-            if sum(files.values()) > GPU_MIB:
-                self.excuses.violate(f"GPU {gpu} has {sum(files.values())} of {GPU_MIB} MiB taken")
+        for gpu, mib in on_gpu.items():
+            if mib > self.gpu_mib:
+                self.excuses.violate(f"GPU {gpu} has {mib} of {self.gpu_mib} MiB taken")
         took = sum(on_host.values())
         self.most_on_host = max(self.most_on_host, took)
         if took > SWAP_MIB:
@@ -169,6 +176,14 @@ class MemoryPool:
                 continue  # how much host memory its node has it says when it is back
             if gpu["granted_mib"] > gpu["promisable_mib"] or gpu["granted_percent"] > 100:
                 self.excuses.violate(f"more is promised than there is: {gpu}")
+
+    def taken_by_gpu(self, workers: dict[int, list[str]]) -> dict[str, int]:
+        """MiB that workers, which stand still, have of each GPU."""
+        found: dict[str, dict[int, int]] = {}
+        for pid, gpus in workers.items():
+            for gpu in gpus[:1]:
+                found.setdefault(gpu, {}).update(memory_files(pid, ON_GPU))
+        return {gpu: sum(files.values()) for gpu, files in found.items()}
 
     @contextlib.contextmanager
     def _standing_still(self, pids: list[int]) -> Iterator[None]:
@@ -248,6 +263,7 @@ class MemoryPool:
         self._quiet.set()
         for thread in self._helpers:
             thread.join()
+        self.end_orders()
         for client in self.clients:
             client.stop()
         deadline = time.monotonic() + SETTLED_SECONDS
@@ -265,6 +281,9 @@ class MemoryPool:
                 self.excuses.violate(f"left behind: {left}")
                 return
             time.sleep(0.2)
+
+    def end_orders(self) -> None:
+        """What the operator has begun and has to end."""
 
     def left(self) -> list[str]:
         """What is not as it was before anybody came."""

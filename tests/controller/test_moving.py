@@ -164,6 +164,22 @@ def test_who_never_moves_is_told_why() -> None:
         bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
 
 
+def test_a_job_moves_with_the_contexts_of_all_its_processes() -> None:
+    bench = joined()
+    job = {"job": "j", "job_domain": "d", "memory_mib": 3000, "compute_percent": 10}
+    grant = running(bench, request_id="one", **job)
+    second = bench.granted(request_id="two", **job)
+    bench.pool.lifecycle.session_started(second.session.id, 8, "shm")
+    bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
+    off_both = SuspendedContexts(ContextPlace.OFF, mib=(2 * LEFT,), moves_to=ALL[1:])
+    says(bench, grant, LEAVING, at="a-gpu0")
+    assert says(bench, grant, off_both, at="a-gpu0").suspends == resumed(grant, "a-gpu2")
+    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 3000 + 2 * CONTEXT}
+    says(bench, grant, at="a-gpu2", suspended=False)
+    assert grant.suspension is SuspensionState.NONE
+    bench.pool.lifecycle.session_ended("", grant.id, GONE)
+
+
 def test_one_that_runs_at_once_with_others_stays() -> None:
     bench = PoolBench(node_timeout_seconds=1e9)
     node = Node(
@@ -286,6 +302,26 @@ def test_a_gpu_that_is_drained_is_left_and_what_does_not_move_is_tried_once() ->
     again = says(bench, stays, at="a-gpu0", suspended=False)
     bench.clock.seconds += 100
     assert [*again.suspends, *bench.pool.expire().suspends] == [], "it is waited for"
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        SuspendedContexts(ContextPlace.STAYS, Stays.RESTARTED, mib=(CONTEXT,), moves_not="restart"),
+        SuspendedContexts(ContextPlace.UNKNOWN, Stays.RESTARTED, mib=(CONTEXT,), moves_not="?"),
+    ],
+)
+def test_one_whose_server_was_restarted_in_the_middle_is_tried_for_the_drain_again(
+    contexts: SuspendedContexts,
+) -> None:
+    bench = joined()
+    grant = running(bench, memory_mib=2000, compute_percent=10)
+    bench.pool.switching.switch_gpu(GpuKey("a", "a-gpu0"), GpuMode.DRAINED)
+    assert says(bench, grant, contexts, at="a-gpu0").suspends == resumed(grant, "a-gpu0")
+    again = says(bench, grant, at="a-gpu0", suspended=False)
+    bench.clock.seconds += 100
+    again = Decisions(suspends=[*again.suspends, *bench.pool.expire().suspends])
+    assert again.suspends == [SuspendOrder("a", grant.id, resume=False)]
 
 
 def test_what_a_server_says_is_read_with_bounds() -> None:

@@ -3,7 +3,7 @@
 
     python3 tests/gpu/moving.py [--gib 16] [--moves 4]    # as root, two cards of one kind
 
-Starts a server of its own whose sessions may move (suspension.Node; SIGHUP has it resume what is
+Starts a server of its own whose sessions may move (suspended_node.py; SIGHUP has it resume what is
 suspended on the next GPU, as a controller's order does). First a session with so many GiB of slabs,
 a graph, a pool and events, whose memory is checked after each move and taken anew on the other
 card; then a PyTorch training with as much memory, moved in each of its steps, whose losses are held
@@ -21,7 +21,6 @@ import importlib.util
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +30,19 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
 from checkpoint_bench import SUBJECT, Bench, Failed, Told  # noqa: E402
 from checkpoint_calls import Card  # noqa: E402
-from checkpoint_rates import available_gib, huge_pages  # noqa: E402
+from checkpoint_rates import available_gib  # noqa: E402
 from checkpoint_sessions import TRAINING  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import find_driver  # noqa: E402
-from suspension import GIB, LEFT_LIMIT_MIB, Node, wait_until_ready, wrong  # noqa: E402
+from suspended_node import (  # noqa: E402
+    GIB,
+    LEFT_LIMIT_MIB,
+    Node,
+    bench_of,
+    node_of,
+    wait_until_ready,
+    wrong,
+)
 
 MOVE_LIMIT_S = 5.0
 WARM_SECONDS = 4.0  # until the next worker of a card waits ready
@@ -179,28 +186,22 @@ def main() -> int:
     gib = max(1, min(options.gib, available_gib() // 3 - 8))
     kept: list[Measurement] = []
     run_of = Run("python3 tests/gpu/moving.py", gpu=True, rounds=options.moves)
-    with (
-        tempfile.TemporaryDirectory(prefix="sluice-move-") as name,
-        huge_pages(2 * gib + 9) as said,
-    ):
-        folder = Path(name)
-        folder.chmod(0o755)
-        print(f"host memory: {said}")
-        with Bench("moving", folder) as bench:
-            node = Node(bench, gib, "auto", movable="on")
-            try:
-                time.sleep(WARM_SECONDS)
-                moves = Moves(node, (Card(0), Card(1)))
-                session(bench, node, moves, gib, options.moves)
-                kept += moves.records(run_of, "session", "session_")
-                if trained := training(bench, node, gib, options.moves):
-                    kept += trained.records(run_of, "training")
-            except Failed as error:
-                print(f"failed: {error}\n{node.server.server_log()[-2000:]}")
-                return 1
-            finally:
-                node.server.close()
-                print(f"figures: {write_measured('moving', kept)}")
+    try:
+        with (
+            bench_of("moving", 2 * gib + 9) as bench,
+            node_of(bench, gib, movable="on") as node,
+        ):
+            time.sleep(WARM_SECONDS)
+            moves = Moves(node, (Card(0), Card(1)))
+            session(bench, node, moves, gib, options.moves)
+            kept += moves.records(run_of, "session", "session_")
+            if trained := training(bench, node, gib, options.moves):
+                kept += trained.records(run_of, "training")
+    except Failed as error:
+        print(f"failed: {error}")
+        return 1
+    finally:
+        print(f"figures: {write_measured('moving', kept)}")
     return 0
 
 

@@ -5,17 +5,13 @@
 
 For sessions that move (docs/decisions/0012): a process sees all cards, its own first, by the order
 of CUDA_VISIBLE_DEVICES; it is checkpointed, restored with a map that names all that it sees, and
-looked at from inside and by NVML. Each case is a process of its own with a limit, in the order of
-what is wanted most; rows are printed as soon as they are known. It decides nothing: exit status 0
-where it came to its end. Needs nothing but a driver from 570 on; without two cards it says so.
+looked at from inside and by NVML. The cases are timed_cases.py's. Needs nothing but a driver from
+570 on; without two cards it says so.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -23,7 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
 from checkpoint_bench import Bench, Failed, Told  # noqa: E402
 from checkpoint_calls import Card, Checkpointer  # noqa: E402
-from checkpoint_probe import run, show  # noqa: E402
+from timed_cases import main_of  # noqa: E402
 
 SUBJECT = HERE / "moving_subject.py"
 GIB = 1024
@@ -223,44 +219,12 @@ CASES = {
 }
 
 
-def be(name: str) -> None:
-    """One case, in this process."""
-    with tempfile.TemporaryDirectory(prefix="sluice-probe-") as folder:
-        Path(folder).chmod(0o755)
-        with Bench(name, Path(folder)) as bench:
-            try:
-                CASES[name][0](bench)
-            except (Failed, OSError, SystemExit) as error:
-                bench.row(f"{name} went no further", str(error)[-400:])
-
-
-def main() -> int:
-    """All cases, or those named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help=", ".join(CASES))
-    parser.add_argument("--seconds", type=float, default=85, help="for all of them")
-    parser.add_argument("--be", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.be:
-        be(options.be)
-        return 0
-    if unknown := [name for name in options.cases if name not in CASES]:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
-    if (count := Card.count()) < 2:
-        print(f"skipped: this machine shows {count} NVIDIA GPUs, and two are needed")
-        return 0
-    end = time.monotonic() + options.seconds
-    for name in options.cases or CASES:
-        left = end - time.monotonic()
-        if left < 5:
-            show({"name": name, "result": "not tried: the time is over (--seconds)"})
-            continue
-        began = time.monotonic()
-        for row in run(name, min(CASES[name][1], left), Path(__file__)):
-            show(row)
-        print(f"-- {name}: {time.monotonic() - began:.1f} s", flush=True)
-    return 0
+def why_not() -> str:
+    """What this machine lacks."""
+    count = Card.count()
+    return f"this machine shows {count} NVIDIA GPUs, and two are needed" if count < 2 else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    [summary, *_] = (__doc__ or "").splitlines()
+    sys.exit(main_of(Path(__file__), summary, CASES, 85, why_not=why_not))

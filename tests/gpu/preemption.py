@@ -31,7 +31,7 @@ from checkpoint_rates import available_gib, huge_pages  # noqa: E402
 from control_plane import ControlPlane, running  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import find_driver  # noqa: E402
-from suspension import GIB, wait_until_ready, wrong  # noqa: E402
+from suspended_node import GIB, wait_until_ready, wrong  # noqa: E402
 from two_servers import gpus  # noqa: E402
 
 from sluice.config.native_files import find_native  # noqa: E402

@@ -74,7 +74,6 @@ async def test_where_it_is_it_comes_back_without_a_map() -> None:
     [
         (Bench(beside=("GPU-1",)), "[suspend] movable of its node is off"),
         (Bench(movable=True), "its worker sees no other GPU"),
-        (Bench(movable=True, beside=("GPU-1",), count=2), "its 2 processes"),
         (Bench({"context_tie": "communicator"}, movable=True, beside=("GPU-1",)), "NCCL"),
         (
             Bench({"vgpu.0.exported_mib": "20"}, movable=True, beside=("GPU-1",)),
@@ -93,6 +92,51 @@ async def test_who_cannot_be_moved_is_refused_with_the_reason_and_stays_out(
     assert (refused.state, why in refused.error) == ("suspended", True)
     assert (bench.caller.maps, gpus_of(bench)) == ([], {"GPU-0"})
     assert (await bench.order(suspend=False)).state == "running", "where it is it comes back"
+
+
+def of_three() -> Bench:
+    """A job's sessions on one GPU."""
+    return Bench(movable=True, beside=("GPU-1", "GPU-2"), count=3).follow()
+
+
+async def test_the_sessions_of_a_job_move_together() -> None:
+    bench = of_three()
+    last = await bench.order(suspend=True)
+    assert (last.context, list(last.moves_to)) == ("off", ["GPU-1", "GPU-2"])
+    last = await bench.order(suspend=False, to="GPU-2")
+    assert (last.state, list(last.gpu_uuids)) == ("running", ["GPU-2"])
+    assert (bench.caller.maps, gpus_of(bench)) == ([MAP] * 3, {"GPU-2"})
+
+
+async def test_a_gpu_that_one_of_a_job_does_not_see_is_none_for_it() -> None:
+    bench = of_three()
+    bench.sessions[1].worker.record.beside.remove("GPU-2")
+    assert list((await bench.order(suspend=True)).moves_to) == ["GPU-1"]
+
+
+async def test_where_one_of_a_job_is_not_restored_all_are_off_again_and_follow_the_first() -> None:
+    bench = of_three()
+    await bench.order(suspend=True)
+    bench.caller.next["restore"] += ["", Unavailable("no")]
+    refused = await bench.refused(to="GPU-2")
+    assert (refused.state, list(refused.gpu_uuids)) == ("suspended", ["GPU-2"])
+    last = bench.reports[-1]
+    assert (last.context, list(last.moves_to)) == ("off", ["GPU-1"])
+    assert set(bench.caller.states.values()) == {"checkpointed"}, "what had arrived is off, too"
+    assert gpus_of(bench) == {"GPU-0", "GPU-2"}
+    last = await bench.order(suspend=False, to="GPU-2")
+    assert (last.state, gpus_of(bench)) == ("running", {"GPU-2"})
+
+
+async def test_one_of_a_job_that_has_to_stay_where_it_has_arrived_is_followed() -> None:
+    bench = of_three()
+    await bench.order(suspend=True)
+    bench.caller.next["restore"] += [Unavailable("no")]
+    bench.caller.next["lock"] += ["not_ready"]
+    await bench.refused(to="GPU-2")
+    assert list(bench.reports[-1].gpu_uuids) == ["GPU-2"], "where a context is"
+    last = await bench.order(suspend=False, to="GPU-2")
+    assert (last.state, gpus_of(bench)) == ("running", {"GPU-2"})
 
 
 async def test_one_on_several_gpus_stays_there() -> None:

@@ -208,3 +208,96 @@ async def test_what_an_earlier_server_ordered_is_told_when_it_is_done() -> None:
     assert (report.state, list(report.staying_mib)) == ("suspended", [5])
     worker.on_suspension(Message("suspension", RUNNING))
     assert len(bench.reports) == 1, "nothing more was owed"
+
+
+async def carried_out(bench: Bench) -> None:
+    """All that is under way."""
+    while tasks := bench.suspensions._tasks:
+        await asyncio.gather(*tasks)
+
+
+def left_by_an_earlier_server(*statuses: dict[str, str], later: dict[int, list[Any]]) -> Bench:
+    """Sessions of a job that its server left so; `later`: answers of some to what comes."""
+    workers = [FakeWorker(*later.get(n, [])) for n in range(len(statuses))]
+    bench = Bench(*workers)
+    for session, status in zip(bench.sessions, statuses, strict=True):
+        bench.suspensions.follow(session, Message("status", status))
+    return bench
+
+
+async def test_a_job_that_came_back_in_part_under_an_earlier_server_comes_back_whole() -> None:
+    bench = left_by_an_earlier_server(RUNNING, out(10), RUNNING, later={1: [RUNNING]})
+    await bench.suspensions.find_contexts()
+    assert [each.busy for each in bench.suspensions.messages()] == [], "it has not begun"
+    await carried_out(bench)
+    assert [cast(FakeWorker, s.worker).verbs for s in bench.sessions] == [[], ["wake"], []]
+    assert (bench.reports[-1].state, bench.reports[-1].error) == ("running", "")
+    assert bench.swap.used_mib == 0
+
+
+async def test_where_the_rest_finds_no_room_all_of_it_is_suspended_with_the_reason() -> None:
+    no_room = {**out(10), "message": "its memory finds no place"}
+    bench = left_by_an_earlier_server(
+        RUNNING, out(10), later={0: [stopped(10), out(10)], 1: [no_room]}
+    )
+    await bench.suspensions.find_contexts()
+    await carried_out(bench)
+    assert bench.suspensions.is_out("g")
+    last = bench.reports[-1]
+    assert last.state == "suspended"
+    assert "finds no place" in last.error
+    assert (last.context, last.context_why) == ("stays", "restarted")
+
+
+async def test_one_that_is_out_in_part_for_ever_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluice.server.sessions.suspending.AGAIN_SECONDS", 0.01)
+    no_room = {**out(10), "message": "its memory finds no place"}
+    endless = {**RUNNING, "message": "an endless kernel"}
+    bench = left_by_an_earlier_server(
+        RUNNING, out(10), later={0: [endless, endless], 1: [no_room, no_room, RUNNING]}
+    )
+    await bench.suspensions.find_contexts()
+    await carried_out(bench)
+    assert [report.state for report in bench.reports] == ["running"] * 3
+    assert "runs in part" in bench.reports[0].error
+    assert bench.reports[-1].error == ""
+    assert cast(FakeWorker, bench.sessions[1].worker).verbs == ["wake"] * 3
+
+
+async def test_the_rest_of_a_job_is_stopped_still_when_its_server_ends() -> None:
+    """Whoever had stopped it has ended, and it goes on; so does what was out already."""
+    bench = left_by_an_earlier_server(stopped(10), out(10), later={0: [RUNNING], 1: [RUNNING]})
+    await bench.suspensions.find_contexts()
+    await asyncio.sleep(0)
+    await carried_out(bench)
+    assert [cast(FakeWorker, s.worker).verbs for s in bench.sessions] == [["wake"], ["wake"]]
+    assert bench.suspensions.messages() == []
+
+
+async def test_an_order_waits_for_the_step_of_an_earlier_server() -> None:
+    worker = FakeWorker()
+    bench = Bench(worker).follow(Message("status", {**out(10), "suspension": "moving-out"}))
+    bench.suspensions.begin("g", suspend=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert worker.told == [], "nothing follows in the middle of a step"
+    worker.on_suspension(Message("suspension", out(10)))
+    await carried_out(bench)
+    assert worker.told == []
+    assert (bench.reports[-1].state, bench.reports[-1].error) == ("suspended", "")
+
+
+async def test_what_moved_for_others_and_finds_no_way_back_comes_in_when_it_is_its_turn() -> None:
+    moved = {**out(10), "moved_by": "arbiter"}
+    refused = {**stopped(10), "message": "it cannot be copied"}
+    no_room = {**moved, "message": "its memory finds no place"}
+    bench = Bench(
+        FakeWorker(stopped(10), moved, no_room),
+        FakeWorker(stopped(10), refused, RUNNING, stopped(10), moved),
+    ).follow()
+    with pytest.raises(OrderRefused):
+        await bench.suspensions.swap_out("g", {"GPU-0": 20})
+    assert bench.suspensions.swapped == {"g"}
+    assert bench.suspensions.messages() == [], "to the pool it runs"

@@ -13,13 +13,11 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from breaking_network import BreakingNetwork
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 
 from .card_rig import (
     CONTEXT_MIB,
@@ -27,11 +25,12 @@ from .card_rig import (
     LEFT_MIB,
     MOVED_MIB,
     VGPU_MIB,
+    OpenRig,
     Rig,
     helpers_of,
     is_right,
+    rigs,
 )
-from .softgpu_card import shared_card
 from .suspended import SLAB_MIB, Failed, Subject, grant_of, sluice
 from .traces import Traces
 
@@ -42,40 +41,9 @@ CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])
 SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 
 
-OpenRig = Callable[..., Rig]
-
-
 @pytest.fixture(scope="module")
 def open_rig(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenRig]:
-    """Rigs by their settings; each is started once."""
-    rigs: dict[str, Rig] = {}
-    with ExitStack() as stack:
-
-        def opened(
-            suspend: dict[str, Any] | None = None,
-            server: dict[str, Any] | None = None,
-            **settings: str,
-        ) -> Rig:
-            key = repr((suspend, server, sorted(settings.items())))
-            if key in rigs:
-                return rigs[key]
-            card = stack.enter_context(shared_card(GPU_MIB, CONTEXT_MIB, **settings))
-            plane = stack.enter_context(
-                running(
-                    tmp_path_factory.mktemp("pool"),
-                    # on the software GPU a sandbox lets nothing be written
-                    server={
-                        "worker_sandbox": "false",
-                        "context_overhead_mib": CONTEXT_MIB,
-                        **(server or {}),
-                    },
-                    suspend={"swap_mib": 512, "drain_seconds": 60, **(suspend or {})},
-                    environment=card.settings,
-                )
-            )
-            rigs[key] = Rig(plane, card)
-            return rigs[key]
-
+    with rigs(tmp_path_factory.mktemp) as opened:
         yield opened
 
 
@@ -382,17 +350,8 @@ def test_orders_and_kills_at_random_lose_nobody(open_rig: OpenRig) -> None:
             (killed if kind == "kill" else restarted)()
         time.sleep(chance.uniform(0, 0.4))
     for grant in grants:
-        wait_for(lambda grant=grant: resumed(rig, grant), message=lambda: str(rig.plane.grants()))
+        rig.resume_at_last(grant)
     for subject in subjects:
         is_right(subject)
     assert rig.granted_mib() == len(subjects) * (VGPU_MIB + CONTEXT_MIB)
     rig.end_programs()
-
-
-def resumed(rig: Rig, grant: str) -> bool:
-    """Whether it runs; it is told to."""
-    if not rig.suspension(grant):
-        return True
-    rig.plane.rest.post(f"/grants/{grant}/resume")
-    time.sleep(0.1)
-    return False

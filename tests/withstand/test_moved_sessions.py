@@ -10,18 +10,28 @@ where it hurts.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 
-from .card_rig import CONTEXT_MIB, GPU_MIB, LEFT_MIB, MOVED_MIB, VGPU_MIB, Rig, helpers_of, is_right
-from .softgpu_card import shared_card
+from .card_rig import (
+    CONTEXT_MIB,
+    GPU_MIB,
+    LEFT_MIB,
+    MOVED_MIB,
+    VGPU_MIB,
+    OpenRig,
+    Rig,
+    helpers_of,
+    is_right,
+    rigs,
+)
 from .suspended import SUBJECT, Failed, Subject, grant_of, sluice
 from .traces import Traces
 
@@ -34,33 +44,11 @@ SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 WHOLE = VGPU_MIB + CONTEXT_MIB
 SLAB_MIB = 2  # what a step may take besides
 
-OpenRig = Callable[..., Rig]
-
 
 @pytest.fixture(scope="module")
 def open_rig(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenRig]:
-    """Rigs of two GPUs by their settings; each is started once."""
-    rigs: dict[str, Rig] = {}
-    with ExitStack() as stack:
-
-        def opened(suspend: dict[str, Any] | None = None, **settings: str) -> Rig:
-            key = repr((suspend, sorted(settings.items())))
-            if key in rigs:
-                return rigs[key]
-            more = {"SLUICE_SOFTGPU_COUNT": "2", **settings}
-            card = stack.enter_context(shared_card(GPU_MIB, CONTEXT_MIB, **more))
-            plane = stack.enter_context(
-                running(
-                    tmp_path_factory.mktemp("pool"),
-                    server={"worker_sandbox": "false", "context_overhead_mib": CONTEXT_MIB},
-                    suspend={"swap_mib": 512, "drain_seconds": 60, "movable": "on"}
-                    | (suspend or {}),
-                    environment=card.settings,
-                )
-            )
-            rigs[key] = Rig(plane, card)
-            return rigs[key]
-
+    """Rigs of two GPUs."""
+    with rigs(tmp_path_factory.mktemp, gpus=2, movable="on") as opened:
         yield opened
 
 
@@ -115,11 +103,6 @@ def arrives(rig: Rig, grant: str, gpu: int) -> None:
     )
 
 
-def events(rig: Rig, grant: str, kind: str) -> list[str]:
-    found = rig.plane.rest.get("/events", params={"subject": grant, "kind": kind}).json()
-    return [str(event["text"]) for event in found["events"]]
-
-
 @CHANNELS
 def test_a_training_moved_back_and_forth_has_the_results_of_one_left_alone(
     rig: Rig, channel: str
@@ -146,7 +129,7 @@ def test_a_training_moved_back_and_forth_has_the_results_of_one_left_alone(
         assert [rig.granted_mib(n) for n in range(2)] == [WHOLE * (n == there) for n in range(2)]
     assert left == expected
     is_right(subject)
-    assert len(events(rig, grant, "grant.moved")) == MOVES
+    assert len(rig.events(grant, "grant.moved")) == MOVES
 
 
 def test_the_command_moves_it_and_says_where_it_is(rig: Rig) -> None:
@@ -222,8 +205,8 @@ def test_a_gpu_that_a_session_sees_is_given_to_no_vm_before_that_ends(rig: Rig) 
     rig.plane.rest.put(f"/gpus/{gpu['id']}/switch", json={"to": "pooled"}).raise_for_status()
     wait_for(lambda: switched()["mode"] == "pooled", message=lambda: str(switched()))
     assert order(rig, its, 1).status_code == 202, "the controller does not know what it sees"
-    wait_for(lambda: events(rig, its, "grant.not_moved"), message="it not to be moved")
-    assert "its worker sees no other GPU" in events(rig, its, "grant.not_moved")[0]
+    wait_for(lambda: rig.events(its, "grant.not_moved"), message="it not to be moved")
+    assert "its worker sees no other GPU" in rig.events(its, "grant.not_moved")[0]
     arrives(rig, its, 0)
     is_right(other)
 
@@ -267,7 +250,7 @@ def test_who_is_not_of_the_pool_has_the_others_room_it_stays_out_and_comes_back(
     is_right(subject)
 
 
-def test_a_job_and_one_with_memory_for_others_stay_and_the_reason_is_said(rig: Rig) -> None:
+def test_one_with_memory_for_others_stays_and_the_reason_is_said(rig: Rig) -> None:
     one, grant, _ = begin(rig)
     other, _, _ = begin(rig, filled=False)
     path = str(rig.plane.folder / "handles")
@@ -275,14 +258,10 @@ def test_a_job_and_one_with_memory_for_others_stay_and_the_reason_is_said(rig: R
     other.ask("open", path=path)
     one.answer()
     assert order(rig, grant, 1).status_code == 202
-    wait_for(lambda: events(rig, grant, "grant.not_moved"), message="it not to be moved")
-    assert "other processes may have memory of it open" in events(rig, grant, "grant.not_moved")[0]
+    wait_for(lambda: rig.events(grant, "grant.not_moved"), message="it not to be moved")
+    assert "other processes may have memory of it open" in rig.events(grant, "grant.not_moved")[0]
     arrives(rig, grant, 0)
     assert one.ask("check") == other.ask("check") == {"wrong": 0}
-    job = {"SLUICE_JOB": "5" * 32, "SLUICE_GMEM": "64"}
-    _, shared, _ = begin(rig, **job)
-    begin(rig, **job)
-    assert "several processes" in order(rig, shared, 1).json()["detail"]
 
 
 def test_where_sessions_do_not_move_the_reason_is_said(open_rig: OpenRig) -> None:
@@ -361,3 +340,52 @@ def test_it_ends_while_it_moves_and_nothing_is_left_on_either(
     traces.wait_gone(f"{who} killed while its session moves", began)
     assert [slow_rig.granted_mib(n) for n in range(2)] == [0, 0]
     is_right(begin(slow_rig)[0])
+
+
+JOB_MIB, PROCESSES = 120, 3
+
+
+def begin_job(rig: Rig) -> tuple[list[Subject], str, list[int]]:
+    """Its programs, their grant, their workers."""
+    job = {"SLUICE_JOB": secrets.token_hex(16), "SLUICE_GMEM": str(JOB_MIB)}
+    begun = [begin(rig, **job) for _ in range(PROCESSES)]
+    [grant] = {grant for _, grant, _ in begun}
+    return [subject for subject, _, _ in begun], grant, [worker for _, _, worker in begun]
+
+
+def test_the_processes_of_a_job_move_together(rig: Rig) -> None:
+    subjects, grant, workers = begin_job(rig)
+    for there in (1, 0, 1):
+        for subject in subjects:
+            subject.tell("train", steps=1)
+        move(rig, grant, there)
+        steps = [subject.answer()["left"] for subject in subjects]
+        assert steps.count(steps[0]) == PROCESSES, "each has what the others have"
+        assert [taken(rig, worker)[1 - there] for worker in workers] == [0] * PROCESSES
+        whole = JOB_MIB + PROCESSES * CONTEXT_MIB
+        assert [rig.granted_mib(n) for n in range(2)] == [whole * (n == there) for n in range(2)]
+    for subject in subjects:
+        is_right(subject)
+
+
+@pytest.mark.parametrize("service", ["server", "controller", "worker"])
+def test_somebody_is_killed_while_a_job_moves_and_it_is_on_one_gpu(
+    slow_rig: Rig, service: str
+) -> None:
+    """While its contexts are restored on the other one, one behind the other."""
+    subjects, grant, workers = begin_job(slow_rig)
+    assert order(slow_rig, grant, 1).status_code == 202
+    wait_for(lambda: slow_rig.context(grant) == "off", message="its contexts to leave")
+    time.sleep(1.0)
+    if service == "worker":
+        os.kill(workers.pop(), signal.SIGKILL)
+        subjects.pop().kill()
+    else:
+        stop_and_start(slow_rig.plane, service, signal.SIGKILL)
+    wait_for(lambda: not slow_rig.suspension(grant), message="it to go on")
+    there = gpu_of(slow_rig, grant)
+    for subject in subjects:
+        is_right(subject)
+    assert [taken(slow_rig, worker)[1 - there] for worker in workers] == [0] * len(workers)
+    whole = JOB_MIB + len(workers) * CONTEXT_MIB
+    assert [slow_rig.granted_mib(n) for n in range(2)] == [whole * (n == there) for n in range(2)]

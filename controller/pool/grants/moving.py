@@ -37,8 +37,8 @@ class MovePlaces:
                 f"grant {grant.id} draws on reservation {grant.reservation}, whose room is on its "
                 "GPU"
             )
-        if len(self._ledger.sessions.live_of(grant.id)) != 1:
-            return f"grant {grant.id} has several processes, which cannot be moved in one step"
+        if not self._ledger.sessions.live_of(grant.id):
+            return f"nothing of grant {grant.id} runs: there is nothing to be moved"
         if node and not node.moves_sessions:
             return (
                 f"node {grant.node} moves no sessions: set [suspend] movable = on in its "

@@ -318,7 +318,7 @@ class Suspending:
         can = contexts is not None and grant.moving_to in contexts.moves_to
         why = self._places.why_not(grant, wanted) if can else ""
         why = why or (contexts.moves_not if contexts else "") or "its server does not move it there"
-        if not can:
+        if not can and contexts and contexts.are_decided:
             self.fixed.add(grant.id)
         grant.moving_to, grant.suspension_note = "", f"not moved: {why}"
         self._changed(grant)

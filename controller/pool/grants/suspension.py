@@ -41,6 +41,11 @@ class SuspendedContexts:
         """Whether they have left its GPUs."""
         return self.place is ContextPlace.OFF
 
+    @property
+    def are_decided(self) -> bool:
+        """Whether they would be where they are another time, too; a server's restart is no rule."""
+        return self.place is not ContextPlace.UNKNOWN and self.why is not Stays.RESTARTED
+
 
 @dataclass(frozen=True, slots=True)
 class ReportedSuspension:
