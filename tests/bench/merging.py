@@ -13,7 +13,7 @@ from statistics import median
 
 from figure import Figure
 
-PAIRS = 25
+PAIRS = 75
 #: At most so much slower, as a ratio.
 MOST = 1.01
 

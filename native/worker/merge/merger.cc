@@ -35,17 +35,9 @@ Merger::Merger(Session& session, Merging how, Runs runs)
 
 Merger::~Merger() = default;
 
-bool Merger::take(const Command& c, bool alone) {
-  ++commands_;
-  auto& figures = session_.figures.merging;
-  // A launch ends no piece and tells no object anything: where nobody looks it need not be read.
-  if (!recogniser_.awake() && c.header.function == wire::kLaunch && !c.answered() && !alone &&
-      held_.empty()) {
-    recogniser_.skip();
-    figures.leave(LeftSingle::kUnseen);
-    return false;
-  }
+bool Merger::look_and_take(const Command& c, bool alone) {
   const Read r = reader_.read(c);
+  auto& figures = session_.figures.merging;
   if (r.kind != Kind::kMergeable || alone) {
     leave(c, alone);
     if (!held_.empty()) run_held(LeftSingle::kCutShort);

@@ -39,7 +39,16 @@ class Merger {
 
   // A command that is about to run. True: it was taken, and has run or is held. False: it is to run
   // now, and nothing is held. `alone`: it may not be held, whatever it is.
-  bool take(const Command& c, bool alone);
+  bool take(const Command& c, bool alone) {
+    ++commands_;
+    // A launch ends no piece and tells no object anything: where nobody looks it is not read.
+    if (recogniser_.awake() || alone || c.header.function != wire::kLaunch || c.answered() ||
+        holding())
+      return look_and_take(c, alone);
+    recogniser_.skip();
+    session_.figures.merging.leave(wire::LeftSingle::kUnseen);
+    return false;
+  }
   bool holding() const { return !held_.empty(); }
   // Until when what is held may wait for the next command, by channel::now_ns().
   uint64_t held_until() const { return held_until_; }
@@ -50,6 +59,8 @@ class Merger {
   void work();
 
  private:
+  bool look_and_take(const Command& c, bool alone);
+
   struct Piece {
     std::unique_ptr<PieceGraph> graph;
     uint32_t made = 0;       // times that it was tried
