@@ -32,7 +32,7 @@ from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
-from sluice.controller.pool.grants.jobs import JobKey
+from sluice.controller.pool.grants.jobs import JobKey, network_domain
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, Mode, Session
 from sluice.controller.rpc.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.rpc.messages import other_node_message
@@ -202,7 +202,7 @@ def grant_request_of(
         program=body.program,
         client_pid=body.pid,
         job=job,
-        job_domain=_domain(caller, peer) if job else "",
+        job_domain=network_domain(caller.project, peer) if job else "",
         job_processes=body.job_processes if job else 0,
         chosen=tuple(body.chosen) if job else (),
         project=project,
@@ -276,7 +276,7 @@ def _add_holds(routes: APIRouter, grant_service: GrantService) -> None:
         So it is never answered but by a refusal.
         """
         peer = request.client.host if request.client else ""
-        key = JobKey(_job_name(body.job), _domain(caller, peer))
+        key = JobKey(_job_name(body.job), network_domain(caller.project, peer))
         if full := holds.take(caller.owner):
             what = f"{holds.of(caller.owner) or MOST_HOLDS} jobs held"
             raise no_place(full, ProblemType.TOO_MANY_HOLDS, caller.owner, what, "end one of them")
@@ -328,11 +328,6 @@ def _project(caller: Caller, wanted: str | None) -> str:
             "`project` (SLUICE_PROJECT) out",
         )
     return caller.project
-
-
-def _domain(caller: Caller, peer: str) -> str:
-    # who may join a job over the network: its project's clients, or else those of its address
-    return f"project {caller.project}" if caller.project else f"net {peer}"
 
 
 async def _answer_or_hangup(

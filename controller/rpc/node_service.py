@@ -12,13 +12,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.version import own_version
 from sluice.controller.grant_service import GrantService
+from sluice.controller.pool.admission.refusals import not_a_servers
 from sluice.controller.pool.decisions import Decisions, Refused
+from sluice.controller.pool.grants.adoption import ReportedSession
 from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.rpc.announcing import answers_for_relay
 from sluice.controller.rpc.messages import (
@@ -95,6 +98,10 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 f"node {request.node} has no registration stream; open it first",
             )
         wanted = request_of(request)
+        if refusal := not_a_servers(wanted):
+            PEERS.warning("gRPC: another's job", wanted.node, "%s", refusal.message)
+            yield answer_message(refusal)
+            return
         if wanted.relay:
             relaying = answers_for_relay(
                 self._grant_service, self.links, self.under_way, wanted, self._key_seconds
@@ -219,9 +226,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 node,
                 [gpu_of(name, gpu) for gpu in inventory.gpus],
                 [
-                    session_of(name, session)
-                    for session in inventory.sessions
-                    if self._is_of(name, session.session_id, session.grant_id)
+                    report
+                    for report in map(partial(session_of, name), inventory.sessions)
+                    if self._is_of(name, report.session.id, report.session.grant_id, report)
                 ],
                 [*inventory.pending_requests, *self.under_way],
                 [job_key(hold) for hold in inventory.holds],
@@ -316,17 +323,24 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         elif kind in ANSWERS:
             link.answered(ANSWERS[kind], getattr(report, kind))
 
-    def _is_of(self, node: str, session_id: str, grant_id: str = "") -> bool:
+    def _is_of(
+        self, node: str, session_id: str, grant_id: str = "", report: ReportedSession | None = None
+    ) -> bool:
         """Whether what a node reports is its own, as far as the ledger knows it."""
-        session = self._grant_service.pool.sessions.get(session_id)
-        grant = self._grant_service.pool.grants.get(session.grant_id if session else grant_id)
-        found = session or grant
-        if found is None or found.node == node or (found is grant and node in grant.nodes):
+        pool = self._grant_service.pool
+        session, grant = pool.sessions.get(session_id), pool.grants.get(grant_id)
+        if session and session.node != node:
+            owner = session.node
+        elif grant and node not in grant.nodes:
+            if report and pool.membership.may_be_part(report):
+                return True
+            owner = grant.node
+        else:
             return True
         PEERS.warning(
             "gRPC: another's session",
             node,
             "node %s reported session %s of grant %s, which are of node %s; not believed",
-            *(node, session_id, grant_id, found.node),
+            *(node, session_id, grant_id, owner),
         )
         return False

@@ -124,8 +124,10 @@ class NodeSide:
 
     def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
+        # of a job some may run while others have a key and have not come
         running = self._parts.lifecycle.end_grant(grant_id, why)
-        if not running and not self._parts.data_port.forget_grant(grant_id, why):
+        expected = self._parts.data_port.forget_grant(grant_id, why)
+        if not running and not expected:
             # nothing of it is here: the controller only needs to hear that
             self._parts.controller.report_end("", grant_id, why)
 

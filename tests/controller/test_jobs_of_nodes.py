@@ -313,3 +313,46 @@ def test_parts_that_nobody_remembers_are_one_job_again(bench: PoolBench) -> None
     chosen = {s.id: s.chosen for s in empty.pool.sessions_of("g")}
     assert chosen == {"s-a": (1,), "s-b": (2,)}
     assert empty.granted(**JOB).grant.id == "g"
+
+
+def test_so_many_sessions_on_a_node_are_no_others_business() -> None:
+    bench = PoolBench(job_sessions=2)
+    bench.node("a", 8000, 8000)
+    bench.node("b", 8000)
+    for _ in range(2):
+        bench.granted(chosen=(0,), **JOB)
+    assert "has 2 sessions on one of its nodes" in bench.refused(chosen=(1,), **JOB).message, "of node a"
+    assert [s.node for s in bench.granted(chosen=(2,), **JOB).sessions] == ["b"]
+    assert "job_sessions" in bench.refused(**JOB).message, "it would have one on each"
+
+
+def test_the_same_request_again_has_its_devices_in_its_own_order(bench: PoolBench) -> None:
+    mine = bench.granted(request_id="mine", chosen=(2, 0), **JOB)
+    again = bench.granted(request_id="mine", chosen=(2, 0), **JOB)
+    assert assigned(bench, again) == assigned(bench, mine)
+
+
+def test_the_end_of_a_session_that_nobody_knows_is_no_others(bench: PoolBench) -> None:
+    first = bench.granted(**JOB)
+    bench.pool.lifecycle.session_ended("unknown", first.grant.id, DONE, "b")
+    assert live(bench, first.grant) == ["a", "b"]
+    assert used(bench) == [4000 + OVERHEAD] * 3
+    bench.pool.lifecycle.job_held(KEY, "request 1")
+    end(bench, first)
+    bench.pool.lifecycle.session_ended("unknown", first.grant.id, DONE, "b")
+    assert first.grant.state is GrantState.LIVE, "it is held"
+    bench.pool.lifecycle.session_ended("", first.grant.id, GONE, "b")
+    assert first.grant.state is GrantState.ENDED, "nothing of it runs"
+
+
+def test_a_process_that_comes_while_its_job_is_ended_is_ended_too(bench: PoolBench) -> None:
+    """An older server ends what runs, and leaves who has a key the key."""
+    first, late = bench.granted(**JOB), bench.granted(**JOB)
+    why = End(EndCause.OPERATOR, "ended by the operator")
+    bench.pool.lifecycle.end_soon(first.grant.id, why)
+    end(bench, first)
+    decisions = bench.pool.lifecycle.session_started(late.others[0].id, 1, "tcp")
+    assert [(order.node, order.grant_id) for order in decisions.ends] == [("b", first.grant.id)]
+    assert decisions.ends[0].why == why
+    end(bench, late)
+    assert first.grant.cause is EndCause.OPERATOR

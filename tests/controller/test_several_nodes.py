@@ -218,3 +218,14 @@ def test_a_controller_that_starts_again_refuses_nobody_before_it_has_heard_of_it
 ) -> None:
     after = bench.restarted()
     assert isinstance(after.ask(count=4, wait_seconds=60, **WIDE), str), "it waits"
+
+
+def test_who_cannot_reach_one_node_leaves_the_others_at_once(bench: PoolBench) -> None:
+    granted = bench.granted(count=3, **WIDE)
+    lifecycle, [there] = bench.pool.lifecycle, granted.others
+    lifecycle.session_started(granted.session.id, 1, "tcp")
+    decisions = lifecycle.session_ended(granted.session.id, granted.grant.id, DONE, "a")
+    assert [order.node for order in decisions.ends] == sorted(granted.grant.nodes)
+    assert granted.grant.state is GrantState.LIVE, "booked until the other node has taken its key"
+    assert not lifecycle.session_ended(there.id, granted.grant.id, DONE, there.node).ends
+    assert granted.grant.state is GrantState.ENDED

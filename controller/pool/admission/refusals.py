@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.grants.jobs import ADDRESS_DOMAIN, PROJECT_DOMAIN
 from sluice.controller.pool.grants.node_parts import parts_of
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, ShareKeeping, Sharing
 from sluice.controller.pool.projects.quotas import Excess
@@ -134,6 +135,18 @@ def anothers_reservation(request: GrantRequest, grant: Grant) -> Refused:
     )
 
 
+def not_a_servers(request: GrantRequest) -> Refused | None:
+    """Refuses a server that names a job of the network, whose processes come to the controller."""
+    if not (request.job and request.job_domain.startswith((PROJECT_DOMAIN, ADDRESS_DOMAIN))):
+        return None
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"node {request.node} asks for a session of job {request.job[:8]} with job_domain "
+        f"{request.job_domain[:80]!r}, which the controller alone gives: a server names the user, "
+        "VM or claim that it knows; processes of a job over the network ask by POST /v1/sessions",
+    )
+
+
 def cannot_join(
     request: GrantRequest, grant: Grant, live_sessions: int, most: int, *, ending: bool
 ) -> Refused | None:
@@ -171,11 +184,12 @@ def cannot_join(
             "SLUICE_CHANNEL=tcp as its job has, update its client library, or choose vGPUs of one "
             "node by CUDA_VISIBLE_DEVICES",
         )
+    where = " on one of its nodes" if parts else ""
     if live_sessions >= most:
         return Refused(
             CudaStatus.DEVICE_UNAVAILABLE,
-            f"the job {request.job[:8]} has {live_sessions} sessions, the most that one job may "
-            "have; end a process of it, or raise [pool] job_sessions in controller.conf",
+            f"the job {request.job[:8]} has {live_sessions} sessions{where}, the most that one job "
+            "may have; end a process of it, or raise [pool] job_sessions in controller.conf",
         )
     return None
 

@@ -82,6 +82,10 @@ class Membership:
             self._end_faulty(gpu, decisions)
         return self._progress.after(decisions)
 
+    def may_be_part(self, report: ReportedSession) -> bool:
+        """Whether a node tells of its part of a grant that is known by another's word alone."""
+        return self._adoption.may_be_part(report)
+
     def gpu_condition(self, key: GpuKey, fault: str, held: str, note: str) -> Decisions:
         """A node says what has become of a GPU; at fault, it loses what runs on it."""
         decisions = Decisions()

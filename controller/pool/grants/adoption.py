@@ -54,6 +54,20 @@ class Adoption:
         self._fleet = fleet
         self._jobs = jobs
         self._is_resizing = is_resizing
+        self._unremembered: set[str] = set()  # grants of which the ledger knew nothing
+        self._most_unremembered = 1000  # until those that have ended are dropped
+
+    def may_be_part(self, report: ReportedSession) -> bool:
+        """Whether it may be of a grant of which the ledger knows another node's part only.
+
+        So it is where nobody remembered the grant, as its store was lost: then each of its nodes
+        tells of its own. A grant that was remembered has the nodes that it has.
+        """
+        grant = self._ledger.grants.get(report.session.grant_id)
+        if grant is None or grant.id not in self._unremembered:
+            return False
+        theirs = (grant.job, grant.job_domain, grant.project)
+        return theirs == (report.job, report.job_domain, report.project)
 
     def revive(self, node: str, pending: Collection[str], decisions: Decisions) -> None:
         """Books again what a lost node was granted and may yet start.
@@ -152,6 +166,8 @@ class Adoption:
                 grant.reservation = (
                     reservation.id if {key for key, _ in grant.placed()} <= keys else ""
                 )
+        if known is None:
+            self._forgot(grant.id)
         self._ledger.begin(grant)
         self._ledger.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
         for key, _ in grant.placed():
@@ -160,6 +176,13 @@ class Adoption:
                 text = f"grant {grant.id} runs there beyond what is free; nothing new is placed"
                 self._ledger.event("gpu.overcommitted", str(key), text)
         return grant
+
+    def _forgot(self, grant_id: str) -> None:
+        self._unremembered.add(grant_id)
+        if len(self._unremembered) > self._most_unremembered:
+            is_live = self._ledger.grants.is_live
+            self._unremembered = {each for each in self._unremembered if is_live(each)}
+            self._most_unremembered = 2 * len(self._unremembered) + 1000
 
     def _take_sizes(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
         """It runs with other limits than the ledger says: a resize whose end was not heard."""

@@ -17,6 +17,15 @@ from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.model import Clock, Grant, Session, Vgpu
 from sluice.resources.ends import End, EndCause
 
+#: How the domains begin that the controller itself gives, to who comes over the network; servers
+#: name their users, VMs and claims.
+PROJECT_DOMAIN, ADDRESS_DOMAIN = "project ", "net "
+
+
+def network_domain(project: str | None, address: str) -> str:
+    """Who may join a job over the network: its project's clients, or else those of its address."""
+    return f"{PROJECT_DOMAIN}{project}" if project else f"{ADDRESS_DOMAIN}{address}"
+
 
 @dataclass(frozen=True, slots=True)
 class JobKey:

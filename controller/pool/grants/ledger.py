@@ -74,8 +74,9 @@ class GrantLedger:
         grant = self.grants.records[session.grant_id]
         if not grant.spans_nodes:
             return Granted(grant, session)
+        # as they were opened: a process of a job may number its vGPUs otherwise than the grant
         own = [s for s in self.sessions.live_of(grant.id) if s.request_id == session.request_id]
-        first, *others = sorted(own, key=lambda s: s.chosen)
+        first, *others = own if grant.job else sorted(own, key=lambda s: s.chosen)
         return Granted(grant, first, tuple(others))
 
     def charged(self, grant: Grant, sessions: Sequence[Session]) -> tuple[Vgpu, ...]:

@@ -25,7 +25,7 @@ from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.grants.suspending import Suspending
 from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
-from sluice.controller.pool.model import GrantState, SessionState, as_it_is
+from sluice.controller.pool.model import Grant, GrantState, SessionState, as_it_is
 from sluice.controller.pool.queue.progress import Progress
 from sluice.resources.ends import End, EndCause
 
@@ -148,6 +148,9 @@ class GrantLifecycle:
             inside = f" in {session.container.name}" if session.container_id else ""
             text = f"{session.program}{inside} on {session.node}"
             self._ledger.event("session.running", session.id, text)
+            if why := self._jobs.why_ending(self._ledger.grants.records[session.grant_id]):
+                # its client had the key when the end was ordered, and an older server left it that
+                decisions.ends.append(EndOrder(session.node, session.grant_id, why))
         elif session and session.state is SessionState.ENDED:
             # ended here while its client was on its way there
             grant = self._ledger.grants.records[session.grant_id]
@@ -178,6 +181,9 @@ class GrantLifecycle:
         session = self._ledger.sessions.get(session_id)
         grant = self._ledger.grants.get(grant_id)
         if session is None or session.grant_id != grant_id:
+            if session_id and grant and grant.job:
+                # a job's other processes there go on
+                return Decisions()
             if (
                 grant
                 and grant.state is GrantState.LIVE
@@ -186,9 +192,25 @@ class GrantLifecycle:
                 return self._progress.after(Decisions())
             keep = grant is not None and session_id and self._ledger.sessions.live_of(grant_id)
             return Decisions() if keep else self.release(grant_id, why)
+        decisions = Decisions()
         if grant and grant.state is GrantState.LIVE:
             self._ledger.end_session(grant, session, why)
-        return self._progress.after(Decisions())
+            decisions.ends = self._end_given_up(grant, why)
+        return self._progress.after(decisions)
+
+    def _end_given_up(self, grant: Grant, why: End) -> list[EndOrder]:
+        """Who has ended one node's session before coming to the others comes no more.
+
+        So it is where one of the nodes cannot be reached. In a job it is left to the keys, which
+        expire: an order to a node would end other processes' sessions.
+        """
+        left = self._ledger.sessions.live_of(grant.id)
+        if grant.job or not left or any(s.state is not SessionState.OPENING for s in left):
+            return []
+        if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
+            return []
+        self._ledger.end_soon(grant, why)
+        return end_orders(grant, why)
 
     def vgpu_times(self, node: str, reports: Sequence[VgpuReport]) -> None:
         """What the vGPUs of a node's grants have had of its GPUs; of others it is not believed."""

@@ -17,13 +17,19 @@ Places = tuple[int, ...]
 def parts_of(grant: Grant, chosen: Places) -> list[tuple[str, Places]]:
     """What a process that chooses these vGPUs (none: all) has of each node, in its order.
 
-    A node comes again where another's vGPU is between its own.
+    A node comes again where another's vGPU is between its own; what the grant has not is left out.
     """
     if not chosen:
         return [(node, grant.places_on(node)) for node in grant.nodes_in_order]
     node_of = [key.node for key, _ in grant.placed()]
-    by_node = itertools.groupby(chosen, key=lambda place: node_of[place])
+    known = (place for place in chosen if place < len(node_of))
+    by_node = itertools.groupby(known, key=lambda place: node_of[place])
     return [(node, tuple(places)) for node, places in by_node]
+
+
+def nodes_of(grant: Grant, chosen: Places) -> set[str]:
+    """Where a process that chooses these vGPUs (none: all) has sessions."""
+    return {node for node, _ in parts_of(grant, chosen)} if grant.spans_nodes else {grant.node}
 
 
 def numbered_by_grant(grant: Grant, node: str, numbers: Places) -> Places:

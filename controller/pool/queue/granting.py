@@ -19,6 +19,7 @@ from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.slices import FreeCapacity
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.node_parts import nodes_of
 from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
     Clock,
@@ -271,7 +272,9 @@ class Granting:
 
     def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
         on_nodes = Counter(s.node for s in self._ledger.sessions.live_of(grant.id))
-        live, ending = max(on_nodes.values(), default=0), self._jobs.is_ending(grant)
+        # those that it adds one to: what its job has elsewhere takes nothing from it
+        live = max((on_nodes[node] for node in nodes_of(grant, request.chosen)), default=0)
+        ending = self._jobs.is_ending(grant)
         return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
     def _free_for(self, grant: Grant, key: GpuKey) -> int:
