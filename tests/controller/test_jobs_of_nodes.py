@@ -367,3 +367,17 @@ def test_a_process_that_comes_while_its_job_is_ended_is_ended_too(bench: PoolBen
     assert decisions.ends[0].why == why
     end(bench, late)
     assert first.grant.cause is EndCause.OPERATOR
+
+
+def test_a_gpu_that_is_gone_is_not_waited_for(bench: PoolBench) -> None:
+    """Its node comes back without it: the job ends with its last process, and is placed anew."""
+    bench.pool.lifecycle.job_held(KEY, "request 1")
+    first = bench.granted(**{**JOB, "job_processes": 4})
+    bench.node("b")
+    assert live(bench, first.grant) == ["a"], "its session there has ended"
+    assert "GPU b:b-gpu0 of its job is gone" in bench.refused(**JOB).message
+    end(bench, Granted(first.grant, first.session))
+    bench.node("c", 8000)
+    bench.pool.expire()
+    assert (first.grant.state, first.grant.cause) == (GrantState.ENDED, EndCause.GPU_FAILED)
+    assert bench.granted(**JOB).grant.nodes == {"a", "c"}
