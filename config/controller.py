@@ -146,7 +146,10 @@ class PoolSection(Section):
         1000, ge=0, description="how many ended grants and sessions the store keeps"
     )
     job_sessions: int = Field(
-        64, ge=1, le=256, description="how many sessions one job may have at a time on a node, {bounds}"
+        64,
+        ge=1,
+        le=256,
+        description="how many sessions one job may have at a time on a node, {bounds}",
     )
     job_linger_seconds: float = Field(
         5.0, ge=1, le=3600, description="how long a job without process and launcher is kept"

@@ -73,3 +73,22 @@ def test_a_node_that_takes_anothers_name_replaces_its_stream(plane: ControlPlane
 def _held(report: rpc.NodeReport) -> Iterator[rpc.NodeReport]:
     yield report
     threading.Event().wait(60)
+
+
+def test_a_node_that_claims_a_part_of_anothers_grant_is_not_believed(plane: ControlPlane) -> None:
+    client = plane.client()
+    [grant_id] = [s["grant_id"] for s in plane.sessions() if s["id"] == client.session_id]
+    before = plane.rest.get(f"/grants/{grant_id}").json()["vgpus"]
+    gpu = rpc.Gpu(uuid="GPU-liar", model="Model", memory_mib=8000)
+    vgpu = rpc.Vgpu(gpu_uuid=gpu.uuid, memory_mib=100, compute_percent=10)
+    claimed = rpc.SessionReport(session_id="claimed", grant_id=grant_id, vgpus=[vgpu])
+    inventory = rpc.Inventory(node="liar", vgpu_count=4, gpus=[gpu], sessions=[claimed])
+    with grpc.insecure_channel(f"127.0.0.1:{plane.grpc_port}") as channel:
+        stream: Any = pool_pb2_grpc.PoolStub(channel).Register(
+            _held(rpc.NodeReport(inventory=inventory))
+        )
+        assert next(stream).HasField("welcome")
+        wait_for(lambda: plane.rest.get("/nodes/liar").json()["state"] == "up")
+        assert plane.rest.get(f"/grants/{grant_id}").json()["vgpus"] == before
+        assert plane.rest.get("/sessions/claimed").status_code == 404
+        stream.cancel()

@@ -313,6 +313,15 @@ def test_parts_that_nobody_remembers_are_one_job_again(bench: PoolBench) -> None
     chosen = {s.id: s.chosen for s in empty.pool.sessions_of("g")}
     assert chosen == {"s-a": (1,), "s-b": (2,)}
     assert empty.granted(**JOB).grant.id == "g"
+    known = empty.pool.membership.may_be_part
+    other = Session("s", "g", "c", "tcp", "", "p", 1, 0, "", "", 1.0, SessionState.RUNNING)
+    assert known(ReportedSession(other, (), "", 0, KEY.job, KEY.domain))
+    assert not known(ReportedSession(other, (), "", 0)), "of no job"
+    assert not known(ReportedSession(other, (), "", 0, KEY.job, KEY.domain, project="other"))
+    bench.granted(**JOB)
+    theirs = replace(other, grant_id=bench.granted(**JOB).grant.id)
+    report = ReportedSession(theirs, (), "", 0, KEY.job, KEY.domain)
+    assert not bench.pool.membership.may_be_part(report), "it is remembered"
 
 
 def test_so_many_sessions_on_a_node_are_no_others_business() -> None:
@@ -321,7 +330,9 @@ def test_so_many_sessions_on_a_node_are_no_others_business() -> None:
     bench.node("b", 8000)
     for _ in range(2):
         bench.granted(chosen=(0,), **JOB)
-    assert "has 2 sessions on one of its nodes" in bench.refused(chosen=(1,), **JOB).message, "of node a"
+    assert "has 2 sessions on one of its nodes" in bench.refused(chosen=(1,), **JOB).message, (
+        "of node a"
+    )
     assert [s.node for s in bench.granted(chosen=(2,), **JOB).sessions] == ["b"]
     assert "job_sessions" in bench.refused(**JOB).message, "it would have one on each"
 
@@ -356,3 +367,17 @@ def test_a_process_that_comes_while_its_job_is_ended_is_ended_too(bench: PoolBen
     assert decisions.ends[0].why == why
     end(bench, late)
     assert first.grant.cause is EndCause.OPERATOR
+
+
+def test_a_gpu_that_is_gone_is_not_waited_for(bench: PoolBench) -> None:
+    """Its node comes back without it: the job ends with its last process, and is placed anew."""
+    bench.pool.lifecycle.job_held(KEY, "request 1")
+    first = bench.granted(**{**JOB, "job_processes": 4})
+    bench.node("b")
+    assert live(bench, first.grant) == ["a"], "its session there has ended"
+    assert "GPU b:b-gpu0 of its job is gone" in bench.refused(**JOB).message
+    end(bench, Granted(first.grant, first.session))
+    bench.node("c", 8000)
+    bench.pool.expire()
+    assert (first.grant.state, first.grant.cause) == (GrantState.ENDED, EndCause.GPU_FAILED)
+    assert bench.granted(**JOB).grant.nodes == {"a", "c"}

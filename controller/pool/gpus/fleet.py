@@ -24,6 +24,7 @@ from sluice.controller.pool.model import (
     GpuMode,
     GpuRemoved,
     GpuSwitch,
+    Grant,
     Node,
     NodeState,
     Sharing,
@@ -139,6 +140,15 @@ class Fleet:
             self._ledger.event("gpu.flagged", subject, now.note)
         else:
             self._ledger.event("gpu.well", subject, "it takes grants again")
+
+    def why_broken(self, grant: Grant) -> str:
+        """Which GPU of a grant has failed, or is no longer reported by its node; "": none."""
+        for key, _ in grant.placed():
+            if key in self.faulty:
+                return f"GPU {key} of its job has failed"
+            if key not in self.gpus:
+                return f"GPU {key} of its job is gone from its node"
+        return ""
 
     def set_state(self, node: Node, state: NodeState, why: str) -> None:
         """A node is there, away or lost."""

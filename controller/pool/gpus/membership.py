@@ -142,17 +142,16 @@ class Membership:
     # within
 
     def _end_broken_jobs(self) -> None:
-        """Jobs of several nodes of which one is lost, or a GPU has failed, and that run no more.
+        """Jobs of several nodes of which one is lost, or a GPU is at fault or gone.
 
-        Their next process is placed anew, whoever holds them.
+        Those that run no more end, and their next process is placed anew, whoever holds them.
         """
         for grant in self._jobs.grants():
             if grant.spans_nodes and not self._ledger.sessions.live_of(grant.id):
                 if any(self._fleet.nodes[node].state is NodeState.LOST for node in grant.nodes):
                     self._ledger.end(grant, End(EndCause.NODE_LOST, NODE_LOST), lost=True)
-                elif failed := [key for key, _ in grant.placed() if key in self._fleet.faulty]:
-                    text = f"GPU {failed[0].uuid} of its job has failed"
-                    self._ledger.end(grant, End(EndCause.GPU_FAILED, text))
+                elif why := self._fleet.why_broken(grant):
+                    self._ledger.end(grant, End(EndCause.GPU_FAILED, why))
 
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
         for grant in self._ledger.grants.live_on_gpu(gpu.key) if gpu.fault else ():

@@ -262,9 +262,8 @@ class Granting:
         nodes = self._fleet.nodes
         if away := [n for n in grant.nodes_in_order if nodes[n].state is not NodeState.UP]:
             return f"node {away[0]} of its job is not connected"
-        failed = [key for key, _ in grant.placed() if key in self._fleet.faulty]
         # of one node's job it is the end, which is under way
-        return f"GPU {failed[0]} of its job has failed" if failed and grant.spans_nodes else ""
+        return self._fleet.why_broken(grant) if grant.spans_nodes else ""
 
     def not_to_join(self, request: GrantRequest, grant: Grant) -> Refused | None:
         """Why it has no right to its job's grant."""
