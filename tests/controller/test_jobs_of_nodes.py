@@ -381,3 +381,9 @@ def test_a_gpu_that_is_gone_is_not_waited_for(bench: PoolBench) -> None:
     bench.pool.expire()
     assert (first.grant.state, first.grant.cause) == (GrantState.ENDED, EndCause.GPU_FAILED)
     assert bench.granted(**JOB).grant.nodes == {"a", "c"}
+
+
+def test_what_can_never_be_suspended_is_not_told_to_try_later(bench: PoolBench) -> None:
+    granted = bench.granted(**JOB)  # its client has not come yet
+    with pytest.raises(Impossible, match="vGPUs of 2 nodes, which cannot be suspended together"):
+        bench.pool.lifecycle.suspend(granted.grant.id, "")

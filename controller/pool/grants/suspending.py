@@ -101,7 +101,9 @@ class Suspending:
         grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is {grant.suspension.value} already")
-        if problem := self._not_now(grant) or self.never(grant):
+        # of several nodes it never can be, whatever stands in the way for now
+        first = self.never if grant.spans_nodes else self._not_now
+        if problem := first(grant) or self._not_now(grant) or self.never(grant):
             raise Impossible(problem)
         grant.suspension, grant.resumes, grant.suspension_note = (
             SuspensionState.SUSPENDING,
