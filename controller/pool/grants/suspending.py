@@ -101,7 +101,7 @@ class Suspending:
         grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is {grant.suspension.value} already")
-        # of several nodes it never can be, whatever stands in the way for now
+        # of several nodes it never can be, whatever else stands in the way
         first = self.never if grant.spans_nodes else self._not_now
         if problem := first(grant) or self._not_now(grant) or self.never(grant):
             raise Impossible(problem)
