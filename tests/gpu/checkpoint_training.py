@@ -7,29 +7,39 @@ import json
 import sys
 from typing import Any
 
+WIDE_LAYERS = 4
+
 
 class Training:
-    """Convolutions, dropout, a linear layer, SGD with momentum; the same seed each time."""
+    """Convolutions or linear layers, dropout, SGD with momentum; the same seed each time."""
 
-    def begin(self, batch: int = 64) -> dict[str, Any]:
-        """A new model; with some hundred samples a step is the GPU's and not the program's."""
+    def begin(self, batch: int = 64, wide: int = 0) -> dict[str, Any]:
+        """A new model: convolutions, or linear layers of `wide`.
+
+        Of the first a step is the program's (2 ms, most of them Python's), of the second the GPU's.
+        """
         import torch
 
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         torch.manual_seed(7)
         self._torch = torch
-        self._model = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 32, 3, padding=1),
-            torch.nn.ReLU(),
-            torch.nn.Conv2d(32, 32, 3, padding=1),
-            torch.nn.ReLU(),
-            torch.nn.Flatten(),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(32 * 32 * 32, 10),
-        ).cuda()
+        layers = (
+            [torch.nn.Linear(wide, wide) for _ in range(WIDE_LAYERS)]
+            if wide
+            else [
+                torch.nn.Unflatten(1, (3, 32, 32)),
+                torch.nn.Conv2d(3, 32, 3, padding=1),
+                torch.nn.ReLU(),
+                torch.nn.Conv2d(32, 32, 3, padding=1),
+                torch.nn.ReLU(),
+                torch.nn.Flatten(),
+            ]
+        )
+        last = torch.nn.Linear(wide or 32 * 32 * 32, 10)
+        self._model = torch.nn.Sequential(*layers, torch.nn.Dropout(0.3), last).cuda()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
-        self._inputs = torch.randn(batch, 3, 32, 32, device="cuda")
+        self._inputs = torch.randn(batch, wide or 3 * 32 * 32, device="cuda")
         self._labels = torch.randint(0, 10, (batch,), device="cuda")
         return {}
 

@@ -4,13 +4,13 @@
     python3 tests/gpu/oversubscription.py [--seconds 120] [--parts pair]    # as root
 
 Starts a server of its own, with host memory that is ready, whose grants promise the card more than
-once. First two PyTorch trainings, each with 0.64 of the card's memory, alone and both at once:
-`oversubscribed_pair` is the slower one's speed, over whole turns, as a part of its speed alone, and
-their losses have to be the same. Then notebooks: sessions of 8 GiB, as many as take 1.36 times the
-card, each at work for 5 % of the time at random; `notebooks_p50_s` and `notebooks_p99_s` are
-seconds from an idle session's question to its answer, and all words of its memory have to be right.
-Figures go to build/measurements/oversubscription.jsonl. Exit status 1 where something is wrong; the
-figures decide nothing. Without a GPU it says that it was skipped.
+once. First two PyTorch trainings, each with 0.64 of the card's memory, alone, both at once, and one
+alone again: `oversubscribed_pair` is the slower one's speed, over whole turns, as a part of the
+mean speed alone, and their losses have to be the same. Then notebooks: sessions of 8 GiB, as many
+as take 1.36 times the card, each at work for 5 % of the time at random; `notebooks_p50_s` and
+`notebooks_p99_s` are seconds from an idle session's question to its answer, and all words of its
+memory have to be right. Figures go to build/measurements/oversubscription.jsonl. Exit status 1
+where something is wrong; the figures decide nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ GIB = 1024
 PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
 BUSY_PART = 0.05
 PROGRAMS_GIB = 24  # of the host, for programs, servers and workers
-BATCH = 128  # so that the card is what takes the time, and not the host's processors
-STANDSTILL = 5  # times a step's usual time is no step: others had the turn
+BATCH, WIDE = 2048, 4096  # steps of some 20 ms: the card's, and not the host's processors'
+WARM_STEPS = 50
+STANDSTILL_S = 1.0  # is no step: another had the turn
 PATIENCE_SECONDS = 600
 PARTS = ("pair", "notebooks")
 PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
@@ -79,8 +80,7 @@ def whole_turns(ends: list[float]) -> tuple[float, list[float]]:
     a time that ends anywhere counts one session's turn too many. Over all where nothing stood.
     """
     took = [after - before for before, after in itertools.pairwise(ends)]
-    usual = statistics.median(took)
-    begins = [n + 1 for n, seconds in enumerate(took) if seconds > STANDSTILL * usual]
+    begins = [n + 1 for n, seconds in enumerate(took) if seconds > STANDSTILL_S]
     still = [took[n - 1] for n in begins]
     if len(begins) < 2:
         return len(took) / (ends[-1] - ends[0]), still
@@ -88,40 +88,48 @@ def whole_turns(ends: list[float]) -> tuple[float, list[float]]:
     return (last - first) / (ends[last] - ends[first]), still
 
 
-class Trainer(threading.Thread):
-    """Trains until it is told to stop; the losses of all steps."""
+class Trainer:
+    """A training that is told when to go on; the losses of all its steps."""
 
-    def __init__(self, told: Told, seconds: float) -> None:
-        super().__init__()
-        self.told, self.seconds = told, seconds
+    def __init__(self, told: Told) -> None:
+        """Begun, and past what a process has once: kernels chosen, code loaded."""
+        self.told = told
         self.losses: list[float] = []
-        self.speed = 0.0  # steps a second
-        self.still: list[float] = []  # seconds each
+        self.still: list[float] = []  # seconds each, of the last time
         self.failure = ""
+        self.steps(WARM_STEPS)
 
-    def run(self) -> None:
-        """In its thread."""
+    def steps(self, count: int) -> None:
+        """So many of them."""
+        self.losses += self.told.ask("train", PATIENCE_SECONDS, steps=count)["losses"]
+
+    def train(self, seconds: float, speeds: list[float]) -> None:
+        """For so long; how many steps a second that was goes to `speeds`."""
         ends = [time.monotonic()]
         try:
-            while ends[-1] - ends[0] < self.seconds:
-                said = self.told.ask("train", PATIENCE_SECONDS, steps=1)
+            while ends[-1] - ends[0] < seconds:
+                self.steps(1)
                 ends.append(time.monotonic())
-                self.losses += said["losses"]
-            self.speed, self.still = whole_turns(ends)
+            speed, self.still = whole_turns(ends)
+            speeds.append(speed)
         except Failed as failed:
             self.failure = str(failed)
 
 
-def trained(tolds: list[Told], seconds: float) -> list[Trainer]:
-    """All at once; raises Failed."""
-    trainers = [Trainer(told, seconds) for told in tolds]
-    for trainer in trainers:
-        trainer.start()
-    for trainer in trainers:
-        trainer.join()
+def trained(trainers: list[Trainer], seconds: float) -> list[float]:
+    """All at once: steps a second of each; raises Failed."""
+    speeds: list[list[float]] = [[] for _ in trainers]
+    threads = [
+        threading.Thread(target=trainer.train, args=(seconds, found))
+        for trainer, found in zip(trainers, speeds, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if failure := next((t.failure for t in trainers if t.failure), ""):
         raise Failed(failure)
-    return trainers
+    return [speed for [speed] in speeds]
 
 
 def pair(bench: Bench, seconds: float) -> list[Measurement]:
@@ -136,30 +144,34 @@ def pair(bench: Bench, seconds: float) -> list[Measurement]:
         environment = {**bench.natively, **node.environments["shm"], "LD_PRELOAD": node.preload}
         ballast = gib - 4  # its context, model and caches take the rest
 
-        def begun() -> Told:
+        def begun() -> Trainer:
             told = bench.told([sys.executable, str(TRAINING)], environment)
-            told.ask("begin", PATIENCE_SECONDS, batch=BATCH)
+            told.ask("begin", PATIENCE_SECONDS, batch=BATCH, wide=WIDE)
             told.ask("ballast", PATIENCE_SECONDS, gib=ballast)
-            return told
+            return Trainer(told)
 
         first = begun()
-        [alone] = trained([first], seconds / 4)
-        first.kill()
-        tolds = [begun(), begun()]
-        both = trained(tolds, seconds)
-        for told, trainer in zip(tolds, both, strict=True):
-            if told.ask("weigh", PATIENCE_SECONDS, gib=ballast) != {"wrong": 0}:
+        alone = trained([first], seconds / 4)
+        first.told.kill()
+        both = [begun(), begun()]
+        speeds = trained(both, seconds)
+        for trainer in both:
+            if trainer.told.ask("weigh", PATIENCE_SECONDS, gib=ballast) != {"wrong": 0}:
                 raise Failed("memory of a training is not what it was")
-            count = min(len(alone.losses), len(trainer.losses))
-            if trainer.losses[:count] != alone.losses[:count]:
+            count = min(len(first.losses), len(trainer.losses))
+            if trainer.losses[:count] != first.losses[:count]:
                 raise Failed("a training's losses are others than alone")
-            told.kill()
+        still = [list(trainer.still) for trainer in both]
+        both[1].told.kill()
+        both[0].steps(1)  # its memory comes
+        alone += trained(both[:1], seconds / 4)
+        both[0].told.kill()
     finally:
         node.close()
-    parts = [trainer.speed / alone.speed for trainer in both]
-    print(f"pair: {gib} GiB each; speeds, as parts of that alone: {parts}", flush=True)
-    for trainer in both:
-        print(f"pair: stood still for {' '.join(f'{s:.1f}' for s in trainer.still)} s", flush=True)
+    parts = [speed / statistics.mean(alone) for speed in speeds]
+    print(f"pair: {gib} GiB each; alone {alone} steps/s before and behind it; of that: {parts}")
+    for turns in still:
+        print(f"pair: stood still for {' '.join(f'{s:.1f}' for s in turns)} s", flush=True)
     run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=1)
     return [
         run_of.record(

@@ -37,6 +37,17 @@ static bool works(cudaStream_t stream) {
   return status == cudaErrorNotReady;
 }
 
+// CUDA loads a kernel at its first launch, and may wait for the whole context to do so: here for the
+// gate, which nobody would open then.
+static void load_kernel() {
+  for (int d = 0; d < 2; ++d) {
+    REQUIRE(cudaSetDevice(d));
+    add<<<1, 1>>>(nullptr, 0, 0);
+    REQUIRE(cudaGetLastError());
+    REQUIRE(cudaDeviceSynchronize());
+  }
+}
+
 // A chain to and fro behind a gate on device 0, `rounds` long.
 static void behind_a_gate(int rounds) {
   unsigned* gate;
@@ -176,6 +187,7 @@ static void from_threads() {
 }
 
 int main() {
+  load_kernel();
   behind_a_gate(1);
   behind_a_gate(40);
   pass_each_other();
