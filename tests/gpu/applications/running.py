@@ -174,7 +174,10 @@ def run_file(
         with tempfile.TemporaryDirectory(prefix="outcomes-") as temporary:
             outcomes = Path(temporary) / "outcomes.jsonl"
             words, path = words_of(suite, place, file, only, dead)
-            more = {"SLUICE_OUTCOMES": str(outcomes), "PYTHONPATH": os.pathsep.join(path)}
+            more = suite.environment(place) | {
+                "SLUICE_OUTCOMES": str(outcomes),
+                "PYTHONPATH": os.pathsep.join(path),
+            }
             status, output, errors = process(
                 way.command(entry, words),
                 way.variables(entry, more),
