@@ -175,6 +175,22 @@ def test_last(): pass
     assert compare(*both_of(native, nothing)).compared == 0
 
 
+def test_of_a_file_that_natively_was_stopped_only_what_ended_there_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        f"def test_ended(): open({str(ran)!r}, 'a').write('ended ')\n"
+        f"def test_not_come_to(): open({str(ran)!r}, 'a').write('more ')\n"
+    )
+    suite = Suite("tests", lambda _: [file, tmp_path / "test_not_begun.py"])
+    entry = Entry("e", "E", "it", parts=(suite,))
+    native = {"test_it.py": FileRun({"test_it.py::test_ended": Case("passed")}, whole=False)}
+    ours = run_part(entry, suite, place(tmp_path), Way("shm", {}, False), 1, "", native)
+    assert ran.read_text() == "ended "
+    assert ours == {"test_it.py": FileRun({"test_it.py::test_ended": Case("passed")})}
+    assert by_file(native, ours, "c")["test_it.py"] == FileCounts(1, 0, 0, 0, False, "c")
+
+
 def test_a_test_that_hangs_until_the_time_is_up_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

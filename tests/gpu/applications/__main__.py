@@ -40,7 +40,7 @@ from .results import (
     known,
     write,
 )
-from .running import FileRun, Way, run_part, size_of, worth_it
+from .running import FileRun, Way, run_part, size_of
 from .slices import SliceError
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
@@ -164,9 +164,9 @@ def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> lis
         earlier = earlier_of(entry, part, options, ways[-1].name)
         for way in ways:
             way.seconds = 0.0
-            among = worth_it(ran["native"]) if way.ours and not options.all else None
+            native = ran["native"] if way.ours and not options.all else None
             ran[way.name] = run_part(
-                entry, part, place, way, options.jobs, options.only, among, earlier
+                entry, part, place, way, options.jobs, options.only, native, earlier
             )
         for way in ways[1:]:
             results.append(judged(entry, part, place, options, (ways[0], way), ran))

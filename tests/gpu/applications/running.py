@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,11 +157,19 @@ def base_of(file: Path) -> Path:
 
 
 def run_file(
-    entry: Entry, suite: Suite, place: Place, way: Way, file: Path, only: str, until: float
+    entry: Entry,
+    suite: Suite,
+    place: Place,
+    way: Way,
+    file: Path,
+    only: str,
+    until: float,
+    wanted: Collection[str] | None = None,
 ) -> FileRun:
     """One file of tests, again without those during which its process died.
 
-    At `until` (CLOCK_MONOTONIC) it is stopped, and what has ended by then counts.
+    At `until` (CLOCK_MONOTONIC) it is stopped, and what has ended by then counts. `wanted`: no
+    other tests of it.
     """
     cases: dict[str, Case] = {}
     dead: list[str] = []
@@ -178,6 +186,10 @@ def run_file(
                 "SLUICE_OUTCOMES": str(outcomes),
                 "PYTHONPATH": os.pathsep.join(path),
             }
+            if wanted is not None:
+                listed = Path(temporary) / "wanted.json"
+                listed.write_text(json.dumps(sorted(wanted)))
+                more["SLUICE_WANTED"] = str(listed)
             status, output, errors = process(
                 way.command(entry, words),
                 way.variables(entry, more),
@@ -254,21 +266,24 @@ def run_part(
     way: Way,
     jobs: int,
     only: str,
-    among: set[str] | None = None,
+    native: Mapping[str, FileRun] | None = None,
     earlier: Mapping[str, FileCounts] = MappingProxyType({}),
 ) -> dict[str, FileRun]:
     """What ran of a part, file by file, and into `way` how long it took.
 
-    Once the way's budget is spent nothing more is begun, and suites are stopped. `among`: no other
-    files than these; `earlier`: what is known of them, for the order.
+    Once the way's budget is spent nothing more is begun, and suites are stopped. `native`: only
+    what there is to compare with; `earlier`: what is known of files, for the order.
     """
+    among = None if native is None else worth_it(native)
     begun = time.monotonic()
     until = begun + way.budget if way.budget else math.inf
 
     def one_file(file: Path) -> FileRun | None:
         if time.monotonic() >= until:
             return None
-        return run_file(entry, part, place, way, file, only, until)  # type: ignore[arg-type]
+        begun_there = native.get(name_of(file)) if native else None
+        wanted = begun_there.cases if begun_there and not begun_there.whole else None
+        return run_file(entry, part, place, way, file, only, until, wanted)  # type: ignore[arg-type]
 
     def one_program(name: str) -> FileRun | None:
         if time.monotonic() >= until:
