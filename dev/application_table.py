@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def counted(result: Result) -> str:
     text = f"{text} ({', '.join(apart)} natively)" if apart else text
     if result.files < result.of_files:
         text += f"; {result.files:,} of {result.of_files:,} files to their end in the time given"
+    earlier = Counter(
+        each.commit for each in result.by_file.values() if each.commit != result.commit
+    )
+    for commit, files in sorted(earlier.items()):
+        text += f"; {files:,} of the files at {commit}"
     return text
 
 

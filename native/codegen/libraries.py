@@ -40,7 +40,7 @@ FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
     "commutes", "host_memory", "indices", "while_used", "measures", "measured",
-    "sizes", "holds",
+    "sizes", "holds", "retains",
 }  # fmt: skip
 
 TENSOR = r"cudnn(Tensor|Filter)Descriptor_t$"
@@ -82,6 +82,8 @@ class Function:
     """Rows, columns and number of indices, where no array says them."""
     holds: tuple[int, ...] = ()
     """Objects that the library keeps pointers to."""
+    retains: bool = False
+    """The library may read what it was given until the object ends or is set anew."""
     workspace: Workspace | None = None
     host_memory: bool = False
     """What it creates computes in host memory: no call of the table gives it work."""
@@ -232,6 +234,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         while_used=bool(said.get("while_used", False)),
         indices=indices,
         holds=tuple(index_of(n, names, where) for n in said.get("holds", [])),
+        retains=bool(said.get("retains", False)),
         measures=index_of(said["measures"], names, where) if "measures" in said else -1,
         measured=tuple(index_of(n, names, where) for n in said.get("measured", [])),
         sizes=tuple(index_of(n, names, where) for n in said.get("sizes", [])) or sizes_in(indices),

@@ -175,6 +175,7 @@ struct FunctionSpec {
   int8_t sizes[3] = {-1, -1, -1};
   WorkspaceQuery workspace{};
   int8_t holds[2] = {-1, -1};  // objects that the library keeps pointers to in the first handle's
+  bool retains = false;        // kSets: the object may point to what it was given, by its `set_by`
   Remember remember{};
   const ParamSpec* param;
 };

@@ -16,7 +16,7 @@ sys.path.insert(0, str(GPU_TESTS))
 
 from applications import details, packages, results, running  # noqa: E402
 from applications.comparing import both as both_of  # noqa: E402
-from applications.comparing import compare, whole_files  # noqa: E402
+from applications.comparing import by_file, compare  # noqa: E402
 from applications.entries import ENTRIES  # noqa: E402
 from applications.entry import Entry, Place, Programs, Snapshot, Suite  # noqa: E402
 from applications.packages import (  # noqa: E402
@@ -26,8 +26,16 @@ from applications.packages import (  # noqa: E402
     unpack,
     versions,
 )
-from applications.results import Result, ResultError, keep, read, write  # noqa: E402
-from applications.running import Case, FileRun, Way, run_part  # noqa: E402
+from applications.results import (  # noqa: E402
+    FileCounts,
+    Result,
+    ResultError,
+    joined,
+    keep,
+    read,
+    write,
+)
+from applications.running import Case, FileRun, Way, ordered, run_part  # noqa: E402
 
 TESTS = """\
 import os, pytest, signal
@@ -73,7 +81,7 @@ def both(entry: Entry, folder: Path) -> tuple[dict[str, Case], dict[str, Case]]:
     ways = [Way(name, {"WHERE": name}, ours=False) for name in ("native", "shm")]
     native, ours = (run_part(entry, entry.parts[0], place(folder), w, 1, "") for w in ways)
     assert all(way.seconds > 0 for way in ways)
-    assert whole_files(native, ours) == len(native)
+    assert all(each.whole for each in by_file(native, ours, "c").values())
     return both_of(native, ours)
 
 
@@ -159,11 +167,28 @@ def test_last(): pass
     ours = run_part(entry, suite, place(tmp_path), way, 2, "")
     found = compare(*both_of(native, ours))
     assert (found.same, found.different) == (2, {}), "what was not come to is not compared"
-    assert whole_files(native, ours) == 1
-    assert not ours[str(files[0])].whole
+    counted = by_file(native, ours, "c")
+    assert counted["test_quick.py"] == FileCounts(1, 0, 0, 0, whole=True, commit="c")
+    assert counted["test_waiting.py"] == FileCounts(1, 0, 0, 0, whole=False, commit="c")
     nothing = run_part(entry, suite, place(tmp_path), Way("shm", {}, False, budget=1e-9), 1, "")
     assert nothing == {}, "nothing is begun once the time is up"
     assert compare(*both_of(native, nothing)).compared == 0
+
+
+def test_of_a_file_that_natively_was_stopped_only_what_ended_there_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        f"def test_ended(): open({str(ran)!r}, 'a').write('ended ')\n"
+        f"def test_not_come_to(): open({str(ran)!r}, 'a').write('more ')\n"
+    )
+    suite = Suite("tests", lambda _: [file, tmp_path / "test_not_begun.py"])
+    entry = Entry("e", "E", "it", parts=(suite,))
+    native = {"test_it.py": FileRun({"test_it.py::test_ended": Case("passed")}, whole=False)}
+    ours = run_part(entry, suite, place(tmp_path), Way("shm", {}, False), 1, "", native)
+    assert ran.read_text() == "ended "
+    assert ours == {"test_it.py": FileRun({"test_it.py::test_ended": Case("passed")})}
+    assert by_file(native, ours, "c")["test_it.py"] == FileCounts(1, 0, 0, 0, False, "c")
 
 
 def test_a_test_that_hangs_until_the_time_is_up_has_failed(
@@ -175,7 +200,7 @@ def test_a_test_that_hangs_until_the_time_is_up_has_failed(
     suite = Suite("tests", lambda _: [file])
     entry = Entry("e", "E", "it", parts=(suite,))
     ours = run_part(entry, suite, place(tmp_path), Way("shm", {}, False, budget=15), 1, "")
-    native = {str(file): FileRun({"test_it.py::test_hangs": Case("passed")})}
+    native = {"test_it.py": FileRun({"test_it.py::test_hangs": Case("passed")})}
     found = compare(*both_of(native, ours))
     assert "took more than" in found.different["test_it.py::test_hangs"]
 
@@ -278,6 +303,70 @@ def test_results_are_kept_when_somebody_could_repeat_them(tmp_path: Path) -> Non
     for commit in (None, "fedcba987654"):
         with pytest.raises(ResultError, match="changes that no commit has"):
             keep(ran, kept, commit=commit)
+
+
+def counted(**files: tuple[int, int, bool]) -> Result:
+    """A result of those files: as natively, different, whether they came to their end."""
+    return replace(
+        RESULT,
+        same=sum(same for same, _, _ in files.values()),
+        different={
+            f"{name}::test_{i}": "failed" for name, (_, n, _) in files.items() for i in range(n)
+        },
+        skipped=0,
+        files=sum(whole for _, _, whole in files.values()),
+        of_files=9,
+        by_file={
+            name: FileCounts(same, n, 0, 0, whole, "0123456789ab")
+            for name, (same, n, whole) in files.items()
+        },
+    )
+
+
+def test_a_later_run_adds_to_what_is_known_file_by_file(tmp_path: Path) -> None:
+    old = counted(again=(3, 2, True), gone=(5, 1, True), stops=(9, 1, True), more=(1, 0, False))
+    new = counted(again=(5, 0, True), stops=(2, 0, False), more=(2, 0, False), fresh=(4, 1, True))
+    ran, kept = tmp_path / "ran.jsonl", tmp_path / "kept.jsonl"
+    write(ran, [old])
+    keep(ran, kept)
+    write(ran, [replace(new, commit="unknown")])
+    [found] = read(ran)
+    assert {name: (c.same, c.different) for name, c in found.by_file.items()} == {
+        "again": (5, 0),
+        "gone": (5, 1),
+        "stops": (9, 1),
+        "more": (2, 0),
+        "fresh": (4, 1),
+    }
+    assert (found.same, found.compared, found.files) == (25, 28, 4)
+    assert set(found.different) == {"gone::test_0", "stops::test_0", "fresh::test_0"}
+    keep(ran, kept, commit="fedcba987654")
+    assert read(kept)[0].by_file == found.by_file
+    other = replace(new, software={"driver": "590"})
+    assert joined(found, other) is other, "what ran on other software is another result"
+
+
+def test_what_never_ran_is_first_and_then_what_was_stopped_or_differed(tmp_path: Path) -> None:
+    earlier = counted(**{f"test_{n}.py": (1, 0, True) for n in "abc"}).by_file
+    earlier |= counted(**{"test_d.py": (1, 1, True), "test_e.py": (1, 0, False)}).by_file
+    files = [tmp_path / f"test_{n}.py" for n in "abcdefg"]
+    names = [file.name for file in ordered(files, earlier)]
+    assert set(names[:2]) == {"test_f.py", "test_g.py"}
+    assert names[2:4] == ["test_e.py", "test_d.py"]
+    assert names == [file.name for file in ordered(reversed(files), earlier)]
+
+
+def test_counts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    write(path, [counted(a=(1, 0, True))])
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "same": 2}) + "\n")
+    with pytest.raises(ResultError, match="do not add up"):
+        read(path)
+    line["by_file"]["a"]["same"] = "1"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ResultError, match="a: same is not of type int"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "dev"))
 
 import application_table as table  # noqa: E402
+from applications.results import FileCounts  # noqa: E402
 
 
 def test_the_page_has_what_is_kept() -> None:
@@ -43,10 +44,14 @@ def test_a_result_shows_its_counts_and_what_differs() -> None:
         date="2026-11-26",
         commit="0123456789ab",
         command="python -m applications run cupy",
+        by_file={
+            name: FileCounts(500, 8, 0, 0, whole=True, commit=commit)
+            for name, commit in (("a", "0123456789ab"), ("b", "fedcba987654"))
+        },
     )
     text = table.written([result], {})
     assert "tests, TCP: 1,000 of 1,016 as natively (5 skipped natively)" in text
-    assert "; 10 of 12 files to their end in the time given" in text
+    assert "; 10 of 12 files to their end in the time given; 1 of the files at fedcba987654" in text
     assert "- `test_0`: failed: / 'x' line" in text
     assert "- and 4 more" in text
     assert "driver 580; 26 November 2026; commit 0123456789ab" in text

@@ -168,9 +168,11 @@ CUresult cuKernelGetName(const char** name, CUkernel handle) {
   return CUDA_SUCCESS;
 }
 
+// A kernel is of no context, but NVIDIA's driver loads it into the current one to look.
 CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, size_t* size) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   const Function* f = s->kernels.find(handle);
   return f ? param_info(*f, index, offset, size) : CUDA_ERROR_INVALID_HANDLE;
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuGraphDebugDotPrint: the graph's picture in the DOT language, drawn here from what the worker
 // lists, so that the file is the program's own.
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "client/driver/graph.h"
 #include "client/objects/code.h"
@@ -43,8 +45,78 @@ const char* name_of(CUgraphNodeType type) {
   }
 }
 
+// Whether a flag of CUgraphDebugDot_flags is set; CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE is all of them.
+bool asked(unsigned flags, unsigned one) {
+  return flags & (one | CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE);
+}
+
+// "\nNAME: VALUE" by printf's rules.
+template <typename... Values>
+std::string line(const char* format, Values... values) {
+  char text[160];
+  std::snprintf(text, sizeof text, format, values...);
+  return std::string("\\n") + text;
+}
+
+std::string handle_line(const char* name, const void* handle) {
+  return line("%s: %p", name, handle);
+}
+
+std::string attributes_of(CUgraphNode node) {
+  std::string all;
+  CUkernelNodeAttrValue value{};
+  if (cuGraphKernelNodeGetAttribute(node, CU_KERNEL_NODE_ATTRIBUTE_COOPERATIVE, &value) ==
+      CUDA_SUCCESS)
+    all += line("cooperative: %d", value.cooperative);
+  value = {};
+  if (cuGraphKernelNodeGetAttribute(node, CU_KERNEL_NODE_ATTRIBUTE_PRIORITY, &value) ==
+      CUDA_SUCCESS)
+    all += line("priority: %d", value.priority);
+  return all;
+}
+
+std::string side(const char* name, CUmemorytype type, const void* host, CUdeviceptr device,
+                 size_t pitch, size_t x, size_t y, size_t z) {
+  const void* at = type == CU_MEMORYTYPE_HOST ? host : reinterpret_cast<const void*>(device);
+  return line("%s: %p pitch %zu (%zu,%zu,%zu)", name, at, pitch, x, y, z);
+}
+
+// What the flags ask for besides a node's label.
+std::string details_of(CUgraphNode node, CUgraphNodeType type, unsigned flags) {
+  std::string all;
+  const bool handles = asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES);
+  if (handles) all += handle_line("node", node);
+  CUDA_KERNEL_NODE_PARAMS k{};
+  CUDA_MEMSET_NODE_PARAMS m{};
+  CUDA_MEMCPY3D c{};
+  CUevent event = nullptr;
+  if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
+    if (handles && cuGraphKernelNodeGetParams_v2(node, &k) == CUDA_SUCCESS)
+      all += handle_line("function", k.func ? static_cast<const void*>(k.func) : k.kern);
+    if (asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_KERNEL_NODE_ATTRIBUTES)) all += attributes_of(node);
+  } else if (type == CU_GRAPH_NODE_TYPE_MEMSET &&
+             asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_MEMSET_NODE_PARAMS) &&
+             cuGraphMemsetNodeGetParams(node, &m) == CUDA_SUCCESS) {
+    all += line("pitch: %zu", m.pitch);
+  } else if (type == CU_GRAPH_NODE_TYPE_MEMCPY &&
+             asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_MEMCPY_NODE_PARAMS) &&
+             cuGraphMemcpyNodeGetParams(node, &c) == CUDA_SUCCESS) {
+    all += side("from", c.srcMemoryType, c.srcHost, c.srcDevice, c.srcPitch, c.srcXInBytes, c.srcY,
+                c.srcZ);
+    all += side("to", c.dstMemoryType, c.dstHost, c.dstDevice, c.dstPitch, c.dstXInBytes, c.dstY,
+                c.dstZ);
+  } else if (asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_EVENT_NODE_PARAMS) &&
+             ((type == CU_GRAPH_NODE_TYPE_EVENT_RECORD &&
+               cuGraphEventRecordNodeGetEvent(node, &event) == CUDA_SUCCESS) ||
+              (type == CU_GRAPH_NODE_TYPE_WAIT_EVENT &&
+               cuGraphEventWaitNodeGetEvent(node, &event) == CUDA_SUCCESS))) {
+    all += handle_line("event", event);
+  }
+  return all;
+}
+
 // What a node is and, of the kinds that have one, what it works on.
-std::string label_of(Session* s, CUgraphNode node) {
+std::string label_of(Session* s, CUgraphNode node, unsigned flags) {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   cuGraphNodeGetType(node, &type);
   std::string label = name_of(type);
@@ -71,12 +143,12 @@ std::string label_of(Session* s, CUgraphNode node) {
                   c.dstMemoryType == CU_MEMORYTYPE_HOST ? "host" : "device", c.WidthInBytes,
                   c.Height, c.Depth);
   }
-  return label + text;
+  return label + text + details_of(node, type, flags);
 }
 
 }  // namespace
 
-extern "C" CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int) {
+extern "C" CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int flags) {
   Session* s;
   Graph* graph;
   if (const CUresult e = find_graph(handle, &s, &graph); e != CUDA_SUCCESS) return e;
@@ -100,10 +172,14 @@ extern "C" CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsig
   for (CUgraphNode node : nodes)
     std::fprintf(file,
                  "\"graph_1_node_%td\"[style=\"solid\" shape=\"rectangle\" label=\"%td\\n%s\"];\n",
-                 number(node), number(node), label_of(s, node).c_str());
-  for (size_t i = 0; i < edges; ++i)
-    std::fprintf(file, "\"graph_1_node_%td\" -> \"graph_1_node_%td\";\n", number(from[i]),
+                 number(node), number(node), label_of(s, node, flags).c_str());
+  const bool numbered = asked(flags, CU_GRAPH_DEBUG_DOT_FLAGS_EXTRA_TOPO_INFO);
+  for (size_t i = 0; i < edges; ++i) {
+    std::fprintf(file, "\"graph_1_node_%td\" -> \"graph_1_node_%td\"", number(from[i]),
                  number(to[i]));
+    if (numbered) std::fprintf(file, " [headlabel=%zu]", i);
+    std::fprintf(file, ";\n");
+  }
   std::fprintf(file, "}\n}\n");
   return std::fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }

@@ -278,6 +278,7 @@ void LibraryCall::keep(int64_t status) {
     objects.set(main_id_, main_);
   }
   if (f_.holds[0] >= 0 && main_id_ != 0) keep_holds();
+  if (f_.retains && main_id_ != 0) keep_buffers();
   LibraryObject measured;
   if (f_.measures >= 0 && objects.get(sent_[f_.measures], &measured)) {
     for (int i = 0; i < 3; ++i)
@@ -297,6 +298,20 @@ void LibraryCall::keep_holds() {
   }
   if (!objects.get(main_id_, &main_)) return;
   main_.holds = std::move(all);
+  objects.set(main_id_, main_);
+}
+
+// The object may point to what the call was given, until the same is set anew.
+void LibraryCall::keep_buffers() {
+  auto& objects = Libraries::get().objects;
+  if (!objects.get(main_id_, &main_)) return;
+  const uint64_t set = f_.set_by >= 0 ? static_cast<uint32_t>(sent_[f_.set_by]) : 0;
+  auto all =
+      main_.retained
+          ? std::make_shared<std::map<uint64_t, std::shared_ptr<const Buffers>>>(*main_.retained)
+          : std::make_shared<std::map<uint64_t, std::shared_ptr<const Buffers>>>();
+  (*all)[uint64_t{f_.id} << 32 | set] = std::make_shared<const Buffers>(std::move(rooms_));
+  main_.retained = std::move(all);
   objects.set(main_id_, main_);
 }
 

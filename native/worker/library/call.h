@@ -44,6 +44,7 @@ class LibraryCall {
   void answer(int64_t status, Reply& reply);
   void keep(int64_t status);
   void keep_holds();
+  void keep_buffers();
   bool may_end(int64_t* status);
   void name_objects();
   void hold(const LibraryObject& object);
@@ -88,7 +89,7 @@ class LibraryCall {
   Gate::Passage passage_;  // from the call's beginning until it is issued
   void* function_ = nullptr;
   // Nothing that the function gets may move while it runs.
-  std::vector<std::unique_ptr<std::byte[]>> rooms_;
+  Buffers rooms_;
   // Nor may the objects that it gets be destroyed.
   std::array<std::shared_ptr<ObjectLife>, 8> held_;
   std::vector<std::shared_ptr<ObjectLife>> held_too_;

@@ -57,6 +57,9 @@ class ObjectHold {
   const std::shared_ptr<ObjectLife> life_;
 };
 
+// What a call was given in the worker's memory.
+using Buffers = std::vector<std::unique_ptr<std::byte[]>>;
+
 struct LibraryObject {
   uint8_t type = 0;
   void* pointer = nullptr;             // or a number, cast
@@ -69,6 +72,8 @@ struct LibraryObject {
   std::shared_ptr<const struct ByValue> by_value{};
   std::shared_ptr<ObjectLife> life{};
   std::shared_ptr<const std::vector<std::unique_ptr<ObjectHold>>> holds{};
+  // What the object may point to, by the function that set it and what it set.
+  std::shared_ptr<const std::map<uint64_t, std::shared_ptr<const Buffers>>> retained{};
 };
 
 // Objects by the client's ids.

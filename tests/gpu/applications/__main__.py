@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import __doc__ as about
 from .carried import ARCHITECTURE, notes
-from .comparing import MOST_NAMED, both, compare, whole_files
+from .comparing import both, by_file, compare
 from .details import logged, write_cases, write_said
 from .entries import ENTRIES
 from .entry import Entry, Place, Programs, Suite
@@ -28,12 +28,25 @@ from .packages import (
     unpack,
     versions,
 )
-from .results import RAN, ROOT, Result, ResultError, keep, write
-from .running import FileRun, Way, run_part, size_of, worth_it
+from .results import (
+    KEPT,
+    MOST_NAMED,
+    RAN,
+    ROOT,
+    FileCounts,
+    Result,
+    ResultError,
+    keep,
+    known,
+    write,
+)
+from .running import FileRun, Way, run_part, size_of
 from .slices import SliceError
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "dev"), str(ROOT / "tests" / "harness")]
 
+#: Folders of a home in which programs keep what they compiled for a GPU.
+COMPILED = (".cupy", ".triton", ".cache")
 INTO = ROOT / "build" / "applications" / "entries"
 PIECES = ROOT / "dist" / "applications"
 
@@ -117,6 +130,29 @@ def our_commands(folder: Path) -> Path:
     return place
 
 
+def machine_of(options: argparse.Namespace) -> str:
+    """Where it runs, as results have it."""
+    from measurements import Run
+
+    name = Run("", gpu=not options.softgpu).machine
+    return f"software GPU, {name}" if options.softgpu else name
+
+
+def earlier_of(
+    entry: Entry, part: Suite | Programs, options: argparse.Namespace, channel: str
+) -> dict[str, FileCounts]:
+    """What is known of a part's files, of what was kept and of earlier runs here."""
+    key = (entry.name, part.name, channel, machine_of(options))
+    return known(key, (KEPT, options.results))
+
+
+def share_compiled(homes: Path, kept: Path) -> None:
+    """What programs compile and keep is in one folder for every way, and there the next time."""
+    for name in COMPILED:
+        (kept / name).mkdir(parents=True, exist_ok=True)
+        (homes / name).symlink_to(kept / name)
+
+
 def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> list[Result]:
     """Every part natively and then through Sluice, and what is different."""
     place = place_of(entry, options.into)
@@ -124,11 +160,14 @@ def run_entry(entry: Entry, options: argparse.Namespace, ways: list[Way]) -> lis
     for part in entry.parts:
         if options.part and part.name != options.part:
             continue
-        ran = {}
+        ran: dict[str, dict[str, FileRun]] = {}
+        earlier = earlier_of(entry, part, options, ways[-1].name)
         for way in ways:
             way.seconds = 0.0
-            among = worth_it(ran["native"]) if way.ours and not options.all else None
-            ran[way.name] = run_part(entry, part, place, way, options.jobs, options.only, among)
+            native = ran["native"] if way.ours and not options.all else None
+            ran[way.name] = run_part(
+                entry, part, place, way, options.jobs, options.only, native, earlier
+            )
         for way in ways[1:]:
             results.append(judged(entry, part, place, options, (ways[0], way), ran))
             name = f"{entry.name}.{part.name}.{way.name}"
@@ -141,6 +180,7 @@ def command_of(entry: Entry, options: argparse.Namespace) -> str:
     said = f"python -m applications run {entry.name}"
     said += f" --jobs {options.jobs}" if options.jobs > 1 else ""
     said += f" --budget {options.budget:g}" if options.budget else ""
+    said += " --compiled FOLDER" if options.compiled else ""
     return said + (" --softgpu" if options.softgpu else "")
 
 
@@ -157,7 +197,9 @@ def judged(
 
     native, way = ways
     found = compare(*both(ran["native"], ran[way.name]))
-    whole, of = whole_files(ran["native"], ran[way.name]), size_of(part, place)
+    run = Run(command_of(entry, options), gpu=not options.softgpu)
+    files = by_file(ran["native"], ran[way.name], run.commit or "unknown")
+    whole, of = sum(each.whole for each in files.values()), size_of(part, place)
     different = dict(sorted(found.different.items()))
     print(
         f"{entry.name}, {part.name}, {way.name}: {found.same} of {found.compared} as natively; "
@@ -171,7 +213,6 @@ def judged(
         for name, case in list(cases.items())[:5]:
             print(f"  natively: {name}: {case.outcome}: {case.reason}")
     named = dict(list(different.items())[:MOST_NAMED])
-    run = Run(command_of(entry, options), gpu=not options.softgpu)
     suites = {f"suite of {n}": v for n, v in other_suites(entry, place).items()}
     return Result(
         entry=entry.name,
@@ -187,11 +228,12 @@ def judged(
         of_files=of,
         native_seconds=round(native.seconds, 1),
         seconds=round(way.seconds, 1),
-        machine=f"software GPU, {run.machine}" if options.softgpu else run.machine,
+        machine=machine_of(options),
         software=run.software | versions(place, entry.versions) | suites | notes(place.packages),
         date=time.strftime("%Y-%m-%d"),
         commit=run.commit or "unknown",
         command=run.command,
+        by_file=files,
     )
 
 
@@ -230,6 +272,8 @@ def run_entries(options: argparse.Namespace) -> int:
             home = folder / f"home-{way.name}"
             home.mkdir()
             way.environment["HOME"] = str(home)
+            if options.compiled:
+                share_compiled(home, options.compiled)
         try:
             for entry in chosen(options.names):
                 if not entry.parts:
@@ -305,6 +349,12 @@ def main() -> int:
         type=float,
         default=0.0,
         help="seconds that a part may take natively, and twice as many through Sluice; 0: no bound",
+    )
+    runner.add_argument(
+        "--compiled",
+        type=Path,
+        help="a folder for what programs compile and keep, of all ways together and of later runs; "
+        "else each way compiles for itself",
     )
     runner.add_argument("--part", default="", help="this part of the entries alone")
     runner.add_argument("--only", default="", help="cases with this in their names; not kept")

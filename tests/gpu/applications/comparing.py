@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .results import FileCounts
 from .running import Case, FileRun, worth_it
-
-#: Cases that differ and are kept by name; the rest are counted.
-MOST_NAMED = 40
 
 
 @dataclass
@@ -73,9 +71,23 @@ def both(
     return here, there
 
 
-def whole_files(native: Mapping[str, FileRun], ours: Mapping[str, FileRun]) -> int:
-    """How many files ran to their end both ways, or natively and nothing passed there."""
-    ended = {name for name, run in native.items() if run.whole}
-    return sum(
-        name not in worth_it(native) or (name in ours and ours[name].whole) for name in ended
-    )
+def by_file(
+    native: Mapping[str, FileRun], ours: Mapping[str, FileRun], commit: str
+) -> dict[str, FileCounts]:
+    """What is known of each file, less those that were begun only natively.
+
+    One came to its end if it did so both ways, or natively and nothing passed there.
+    """
+    counted = {}
+    for name, run in native.items():
+        other = ours.get(name)
+        worth = bool(worth_it({name: run}))
+        if other is None and worth:
+            continue
+        here, there = both({name: run}, {name: other} if other else {})
+        found = compare(here, there)
+        whole = run.whole and (other.whole if other else not worth)
+        counted[name] = FileCounts(
+            found.same, len(found.different), found.skipped, found.failed, whole, commit
+        )
+    return dict(sorted(counted.items()))

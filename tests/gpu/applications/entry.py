@@ -55,6 +55,8 @@ class Suite:
     conftest: str = ""  #: of the sources, where it is not in a folder above the files
     imports: tuple[str, ...] = ()  #: folders of the sources that its files import from
     left_out: dict[str, str] = field(default_factory=dict)
+    #: Variables that name what was built for it.
+    environment: Callable[[Place], dict[str, str]] = lambda _: {}
 
 
 @dataclass(frozen=True)

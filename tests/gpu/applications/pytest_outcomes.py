@@ -3,6 +3,7 @@
 
 `-p pytest_outcomes` with SLUICE_OUTCOMES naming the file. A test that began and has no other line
 is one during which the process died; `at` says when it began (seconds, CLOCK_MONOTONIC).
+SLUICE_WANTED names a file with a list of tests, in JSON, where no others are to run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(os.environ["SLUICE_OUTCOMES"])
+WANTED = os.environ.get("SLUICE_WANTED")
 worst: dict[str, tuple[int, str, str]] = {}
 RANK = {"passed": 0, "skipped": 1, "failed": 2}
 
@@ -22,6 +24,13 @@ def write(line: dict[str, Any]) -> None:
     """Append, at once: the process may die in the next test."""
     with FILE.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Only those that are wanted."""
+    if WANTED:
+        names = set(json.loads(Path(WANTED).read_text()))
+        items[:] = [item for item in items if item.nodeid in names]
 
 
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:

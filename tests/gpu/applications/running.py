@@ -14,12 +14,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from .entry import HERE, Entry, Place, Programs, Suite
+from .results import FileCounts
 
 ROOT = HERE.parents[2]
 #: How often a file is run again without the test in which its process died.
@@ -155,11 +157,19 @@ def base_of(file: Path) -> Path:
 
 
 def run_file(
-    entry: Entry, suite: Suite, place: Place, way: Way, file: Path, only: str, until: float
+    entry: Entry,
+    suite: Suite,
+    place: Place,
+    way: Way,
+    file: Path,
+    only: str,
+    until: float,
+    wanted: Collection[str] | None = None,
 ) -> FileRun:
     """One file of tests, again without those during which its process died.
 
-    At `until` (CLOCK_MONOTONIC) it is stopped, and what has ended by then counts.
+    At `until` (CLOCK_MONOTONIC) it is stopped, and what has ended by then counts. `wanted`: no
+    other tests of it.
     """
     cases: dict[str, Case] = {}
     dead: list[str] = []
@@ -172,7 +182,14 @@ def run_file(
         with tempfile.TemporaryDirectory(prefix="outcomes-") as temporary:
             outcomes = Path(temporary) / "outcomes.jsonl"
             words, path = words_of(suite, place, file, only, dead)
-            more = {"SLUICE_OUTCOMES": str(outcomes), "PYTHONPATH": os.pathsep.join(path)}
+            more = suite.environment(place) | {
+                "SLUICE_OUTCOMES": str(outcomes),
+                "PYTHONPATH": os.pathsep.join(path),
+            }
+            if wanted is not None:
+                listed = Path(temporary) / "wanted.json"
+                listed.write_text(json.dumps(sorted(wanted)))
+                more["SLUICE_WANTED"] = str(listed)
             status, output, errors = process(
                 way.command(entry, words),
                 way.variables(entry, more),
@@ -189,8 +206,7 @@ def run_file(
             if whole:
                 continue
         if whole and status not in (0, 1, 5) and not found:
-            name = str(file.relative_to(base_of(file)))
-            cases[name] = Case("failed", ended(status, errors + output))
+            cases[name_of(file)] = Case("failed", ended(status, errors + output))
         break
     counted = {name: case for name, case in cases.items() if not left_out(suite, name)}
     ends = Counter(case.outcome for case in counted.values())
@@ -198,6 +214,11 @@ def run_file(
     stopped = "" if whole else ", stopped"
     print(f"  {way.name}: {file.name}: {said}{stopped}", file=sys.stderr, flush=True)
     return FileRun(counted, whole)
+
+
+def name_of(file: Path) -> str:
+    """What the names of a file's tests begin with."""
+    return str(file.relative_to(base_of(file)))
 
 
 def left_out(suite: Suite, case: str) -> str:
@@ -218,9 +239,18 @@ def run_program(entry: Entry, place: Place, way: Way, words: Sequence[str], unti
     return Case("passed", printed="\n".join(lines))
 
 
-def spread(files: Iterable[Path]) -> list[Path]:
-    """Files in an order that is the same every time and in which neighbours are of no one kind."""
-    return sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+def ordered(files: Iterable[Path], earlier: Mapping[str, FileCounts]) -> list[Path]:
+    """First what never ran, then what was stopped, what differed, and the rest.
+
+    Among those it is the same order every time, in which neighbours are of no one kind.
+    """
+
+    def key(file: Path) -> tuple[int, bytes]:
+        ran = earlier.get(name_of(file))
+        rank = 0 if ran is None else 1 if not ran.whole else 2 if ran.different else 3
+        return rank, hashlib.sha256(file.name.encode()).digest()
+
+    return sorted(files, key=key)
 
 
 def worth_it(native: Mapping[str, FileRun]) -> set[str]:
@@ -236,20 +266,24 @@ def run_part(
     way: Way,
     jobs: int,
     only: str,
-    among: set[str] | None = None,
+    native: Mapping[str, FileRun] | None = None,
+    earlier: Mapping[str, FileCounts] = MappingProxyType({}),
 ) -> dict[str, FileRun]:
     """What ran of a part, file by file, and into `way` how long it took.
 
-    Once the way's budget is spent nothing more is begun, and suites are stopped. `among`: no other
-    files than these.
+    Once the way's budget is spent nothing more is begun, and suites are stopped. `native`: only
+    what there is to compare with; `earlier`: what is known of files, for the order.
     """
+    among = None if native is None else worth_it(native)
     begun = time.monotonic()
     until = begun + way.budget if way.budget else math.inf
 
     def one_file(file: Path) -> FileRun | None:
         if time.monotonic() >= until:
             return None
-        return run_file(entry, part, place, way, file, only, until)  # type: ignore[arg-type]
+        begun_there = native.get(name_of(file)) if native else None
+        wanted = begun_there.cases if begun_there and not begun_there.whole else None
+        return run_file(entry, part, place, way, file, only, until, wanted)  # type: ignore[arg-type]
 
     def one_program(name: str) -> FileRun | None:
         if time.monotonic() >= until:
@@ -259,9 +293,9 @@ def run_part(
     with ThreadPoolExecutor(jobs) as pool:
         if isinstance(part, Suite):
             files = part.files(place)
-            files = spread(files) if way.budget else files
-            files = [file for file in files if among is None or str(file) in among]
-            found = dict(zip(map(str, files), pool.map(one_file, files), strict=True))
+            files = ordered(files, earlier) if way.budget else files
+            files = [file for file in files if among is None or name_of(file) in among]
+            found = dict(zip(map(name_of, files), pool.map(one_file, files), strict=True))
         else:
             commands = {n: w for n, w in part.commands(place).items() if only in n}
             commands = {n: w for n, w in commands.items() if among is None or n in among}

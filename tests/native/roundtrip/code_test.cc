@@ -89,6 +89,20 @@ TEST_F(Code, RefusedImage) {
   EXPECT_EQ(module, nullptr);
 }
 
+TEST_F(Code, AKernelsParametersAreKnownOnlyInAContext) {
+  CUkernel kernel = nullptr;
+  recording().params = {{0, 8}, {8, 4}};
+  ASSERT_EQ(cuLibraryGetKernel(&kernel, world().library, "of_a_context"), CUDA_SUCCESS);
+  size_t offset = 0, size = 0;
+  ASSERT_EQ(cuKernelGetParamInfo(kernel, 1, &offset, &size), CUDA_SUCCESS);
+  EXPECT_EQ(std::pair(offset, size), std::pair(size_t{8}, size_t{4}));
+  CUcontext current = nullptr;
+  ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(cuKernelGetParamInfo(kernel, 1, &offset, &size), CUDA_ERROR_INVALID_CONTEXT);
+  ASSERT_EQ(cuCtxSetCurrent(current), CUDA_SUCCESS);
+}
+
 TEST_F(Code, FunctionGet) {
   for (bool kernel : {false, true}) {
     recording().clear();

@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "wire/graph_commands.h"
@@ -153,6 +156,54 @@ TEST_F(Graphs, HostNodesShakeHands) {
 }
 
 // What a graph holds on to ends with the last graph that was made of it.
+// What cuGraphDebugDotPrint writes of a graph with these flags.
+std::string drawn(CUgraph graph, unsigned flags) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("graph-" + std::to_string(getpid()) + ".dot");
+  EXPECT_EQ(cuGraphDebugDotPrint(graph, path.c_str(), flags), CUDA_SUCCESS);
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+  return text.str();
+}
+
+TEST_F(Graphs, PicturesHaveWhatTheFlagsAskFor) {
+  CUgraph graph = make_graph();
+  CUgraphNode kernel = nullptr, fill = nullptr;
+  uint64_t a = 0, b = 0;
+  uint32_t c = 0;
+  void* params[] = {&a, &b, &c};
+  CUDA_KERNEL_NODE_PARAMS k{};
+  k.func = world().function;
+  k.gridDimX = 2, k.gridDimY = k.gridDimZ = 1;
+  k.blockDimX = 32, k.blockDimY = k.blockDimZ = 1;
+  k.kernelParams = params;
+  ASSERT_EQ(cuGraphAddKernelNode_v2(&kernel, graph, nullptr, 0, &k), CUDA_SUCCESS);
+  CUDA_MEMSET_NODE_PARAMS f{world().memory, 512, 7, 2, 100, 3};
+  ASSERT_EQ(cuGraphAddMemsetNode(&fill, graph, &kernel, 1, &f, world().contexts[0]), CUDA_SUCCESS);
+
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  const std::string plain = drawn(graph, 0);
+  EXPECT_TRUE(has(plain, "KERNEL")) << plain;
+  EXPECT_TRUE(has(plain, "MEMSET")) << plain;
+  EXPECT_FALSE(has(plain, "node: ")) << plain;
+  EXPECT_FALSE(has(plain, "pitch")) << plain;
+  const std::string handles = drawn(graph, CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES);
+  EXPECT_TRUE(has(handles, "\\nnode: ")) << handles;
+  EXPECT_TRUE(has(handles, "\\nfunction: ")) << handles;
+  EXPECT_FALSE(has(handles, "pitch")) << handles;
+  const std::string fills = drawn(graph, CU_GRAPH_DEBUG_DOT_FLAGS_MEMSET_NODE_PARAMS);
+  EXPECT_TRUE(has(fills, "\\npitch: 512")) << fills;
+  EXPECT_FALSE(has(fills, "node: ")) << fills;
+  const std::string all = drawn(graph, CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE);
+  for (const char* part : {"\\nnode: ", "\\nfunction: ", "\\npitch: 512"})
+    EXPECT_TRUE(has(all, part)) << all;
+  EXPECT_EQ(cuGraphDebugDotPrint(graph, "/nowhere/graph.dot", 0), CUDA_ERROR_OPERATING_SYSTEM);
+  EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
 TEST_F(Graphs, UserObjectsEndWithTheLastGraph) {
   static std::atomic<int> ended;
   ended = 0;

@@ -83,6 +83,46 @@ TEST_F(LibraryProofs, WhatAnotherObjectPointsToOutlivesItsEnd) {
       << "it ended first";
 }
 
+// cuFFT may read a callback's code when the plan is made, long after the call that gave it.
+TEST_F(LibraryProofs, CodeThatAPlanIsGivenStaysUntilThePlanEnds) {
+  const ValidFrame set = frame("cufftXtSetJITCallback"), end = frame("cufftDestroy");
+  const FunctionSpec& spec = function("cufftXtSetJITCallback");
+  int code = -1;
+  for (int i = 0; i < spec.params; ++i)
+    if (spec.param[i].kind == wire::ParamKind::kIn && spec.param[i].count[0] >= 0) code = i;
+  ASSERT_GE(code, 0);
+  const std::byte* given = nullptr;
+  std::vector<std::byte> bytes;
+  fake().instead["cufftXtSetJITCallback"] = [&](const uint64_t* words) {
+    given = reinterpret_cast<const std::byte*>(words[code]);
+    const auto n = wire::elements(spec, spec.param[code], words);
+    bytes.assign(given, given + n);
+    return 0;
+  };
+  EXPECT_EQ(send(set).status, 0);
+  ASSERT_FALSE(bytes.empty());
+  const auto object = [&] {
+    worker::LibraryObject found;
+    EXPECT_TRUE(worker::Libraries::get().objects.get(set.words[0], &found));
+    return found;
+  };
+  ASSERT_TRUE(object().retained);
+  ASSERT_EQ(object().retained->size(), 1u);
+  const auto holds = [&] {
+    for (const auto& [what, buffers] : *object().retained)
+      for (const auto& buffer : *buffers)
+        if (buffer.get() == given) return std::equal(bytes.begin(), bytes.end(), buffer.get());
+    return false;
+  };
+  EXPECT_TRUE(holds()) << "the library has a pointer to it";
+  EXPECT_EQ(send(set).status, 0);
+  EXPECT_EQ(object().retained->size(), 1u) << "what is set anew takes the place of the old";
+  EXPECT_TRUE(holds());
+  fake().instead.erase("cufftXtSetJITCallback");
+  EXPECT_EQ(send(end).status, 0);
+  EXPECT_EQ(calls("cufftDestroy"), 1u);
+}
+
 // A watchdog may end a communicator that another thread is stuck with.
 TEST_F(LibraryProofs, CommunicatorsInUseAreAborted) {
   const ValidFrame send_it = frame("ncclSend"), abort = frame("ncclCommAbort");
