@@ -43,6 +43,7 @@ FUNCTION_KEYS = {
     "sizes", "holds", "retains",
 }  # fmt: skip
 
+MOST_CHANGED = 2
 TENSOR = r"cudnn(Tensor|Filter)Descriptor_t$"
 
 
@@ -59,7 +60,7 @@ class Function:
     launches: bool
     set_by: int
     remember: dict[str, int]
-    changes: int
+    changes: tuple[int, ...]
     computes: int
     outputs_always: bool
     grouped: bool
@@ -224,7 +225,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         set_by=index_of(said["set_by"], names, where) if "set_by" in said else -1,
         remember=remember,
-        changes=index_of(said["changes"], names, where) if "changes" in said else -1,
+        changes=changed_by(said, names, where),
         computes=index_of(said["computes"], names, where) if "computes" in said else -1,
         outputs_always=bool(said.get("outputs_always", False)),
         grouped=bool(said.get("grouped", False)),
@@ -249,6 +250,15 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         id=ids.get(name, 0),
     )
+
+
+def changed_by(said: dict[str, Any], names: list[str], where: str) -> tuple[int, ...]:
+    """The parameters of `changes`: one name, or two."""
+    told = said.get("changes", [])
+    found = tuple(index_of(n, names, where) for n in ([told] if isinstance(told, str) else told))
+    if len(found) > MOST_CHANGED:
+        raise RegistryError(f"{where}: changes: {MOST_CHANGED} at most, not {len(found)}")
+    return found
 
 
 def ask_for_workspaces(functions: list[Function], where: str) -> list[Function]:

@@ -156,7 +156,7 @@ struct FunctionSpec {
   int8_t set_by = -1;    // kSets: the argument that says what is set
   // Objects beside the first handle's: what the arguments say is known of `changes` afterwards;
   // what is in `computes` then depends on data, so nothing learned or kept holds for it.
-  int8_t changes = -1, computes = -1;
+  int8_t changes[2] = {-1, -1}, computes = -1;
   bool grouped = false;         // NCCL: waits for ncclGroupEnd where one is open
   bool outputs_always = false;  // written with a status that is no success, too
   // kCreates: the client keeps what it makes as a recipe; this function of the table ends the
@@ -178,6 +178,8 @@ struct FunctionSpec {
   bool retains = false;        // kSets: the object may point to what it was given, by its `set_by`
   Remember remember{};
   const ParamSpec* param;
+
+  constexpr bool may_change(int index) const { return index == changes[0] || index == changes[1]; }
 };
 
 // The status codes that the client gives by itself.

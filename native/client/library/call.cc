@@ -123,7 +123,8 @@ uint64_t Call::what_is_set() const {
 // The call stands: what it changed in the objects. Under the lock of State.
 void Call::remember() {
   State& state = State::get();
-  if (changed_) changed_->set(uint64_t{f_.id} << 32, key_);
+  for (uint64_t i = 0; i < 2; ++i)
+    if (changed_[i]) changed_[i]->set(uint64_t{f_.id} << 32 | i, key_);
   if (computed_) {
     Key unique;
     unique.add(f_.id);

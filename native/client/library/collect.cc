@@ -60,10 +60,9 @@ uint64_t Call::elements(const ParamSpec& p) const { return wire::elements(f_, p,
 
 void Call::take_object(int index, Object* object) {
   if (index == f_.computes) computed_ = object;
-  if (index == f_.changes)
-    changed_ = object;  // whatever it held before
-  else
-    key_.add(object->content);
+  if (!f_.may_change(index)) key_.add(object->content);
+  for (int i = 0; i < 2; ++i)
+    if (index == f_.changes[i]) changed_[i] = object;  // whatever it held before
   if (object->unlearned) learnable_ = false;
   if (!main_) main_ = object;
 }
@@ -319,7 +318,7 @@ int32_t Call::collect() {
         else
           setting_.add_bytes(pointer<const void>(args_[i]), n);
       }
-      if (p.kind == ParamKind::kHandle && i != f_.changes)
+      if (p.kind == ParamKind::kHandle && !f_.may_change(i))
         if (Object* other = State::get().objects.find(id_at(i))) setting_.add(other->content);
       if (p.kind == ParamKind::kAddress) setting_.add(args_[i] == 0 ? 0 : 1 + 2 * (args_[i] & 15));
     }

@@ -83,7 +83,7 @@ class Call {
   Device* device_ = nullptr;
   Stream* work_ = nullptr;
   Object* main_ = nullptr;      // of the first handle
-  Object* changed_ = nullptr;   // of FunctionSpec::changes
+  Object* changed_[2] = {};     // of FunctionSpec::changes
   Object* computed_ = nullptr;  // of FunctionSpec::computes
   uint64_t main_id_ = 0, minted_id_ = 0;
   Object* minted_ = nullptr;

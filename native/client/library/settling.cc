@@ -16,7 +16,7 @@ namespace {
 
 // Whether the call says all that it sets by itself, and nothing comes back.
 bool is_plain(const wire::FunctionSpec& f) {
-  if (f.state != CallState::kSets || f.launches || f.changes >= 0 || f.computes >= 0 ||
+  if (f.state != CallState::kSets || f.launches || f.changes[0] >= 0 || f.computes >= 0 ||
       f.outputs_always || f.params == 0 || f.param[0].kind != ParamKind::kHandle)
     return false;
   return std::all_of(f.param + 1, f.param + f.params, [](const wire::ParamSpec& p) {
@@ -68,7 +68,7 @@ int32_t Call::name(int index, Object* object, uint64_t id, uint64_t* on_node) {
     waits_ = true;
     return 0;
   }
-  const bool only_reads = !(about && f_.state == CallState::kSets) && index != f_.changes &&
+  const bool only_reads = !(about && f_.state == CallState::kSets) && !f_.may_change(index) &&
                           index != f_.computes && f_.param[index].kind == ParamKind::kHandle;
   if (!object->recipe || !only_reads) return object->bring_up_to_date(session_, id), 0;
   KeptObjects::Entry* entry = State::get().kept.take(session_, *object->recipe);

@@ -119,7 +119,7 @@ Kind kind_of(uint16_t function) {
 bool may_be_set_in_a_piece(const Libraries::Entry& entry) {
   const wire::FunctionSpec& f = *entry.spec;
   const std::string_view library = entry.table->spec->name;
-  if (f.state != CallState::kSets || !f.commutes || f.launches || f.grouped || f.changes >= 0 ||
+  if (f.state != CallState::kSets || !f.commutes || f.launches || f.grouped || f.changes[0] >= 0 ||
       f.computes >= 0 || f.remember.stream >= 0 || f.params < 2 ||
       f.param[0].kind != ParamKind::kHandle || (library != "cublaslt" && library != "cublas"))
     return false;
@@ -153,7 +153,7 @@ void for_objects(const Command& c, To&& to) {
 bool in_a_piece(const Libraries::Entry& entry) {
   const wire::FunctionSpec& f = *entry.spec;
   if (!f.launches || f.state != CallState::kNone || f.grouped || f.text || f.computes >= 0 ||
-      f.changes >= 0 || f.index_arrays > 0 || f.measures >= 0 || f.workspace.function >= 0)
+      f.changes[0] >= 0 || f.index_arrays > 0 || f.measures >= 0 || f.workspace.function >= 0)
     return false;
   const std::string_view library = entry.table->spec->name;
   if (library == "cublaslt") return f.id == ids::id_cublasLtMatmul;
@@ -249,7 +249,8 @@ Read Reader::read_library(const Command& c) {
   const bool sets = may_be_set_in_a_piece(*entry);
   if (f.state == CallState::kSets)
     libraries_.set(id, what_it_sets(f, c), f, c, sets && stays_valid(f, c));
-  if (f.changes >= 0) libraries_.changed(word(c, f.changes));
+  for (const int8_t index : f.changes)
+    if (index >= 0) libraries_.changed(word(c, index));
   if (sets && !libraries_.full()) return {.kind = Kind::kMergeable, .sets = true};
   if (libraries_.full() || handle < 0 || !in_a_piece(*entry)) return {Kind::kBoundary};
   const uint64_t where = stream >= 0 ? word(c, stream) : libraries_.stream_of(id);

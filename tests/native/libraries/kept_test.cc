@@ -49,6 +49,18 @@ int32_t cudnnSetTensor4dDescriptor(void* desc, int32_t format, int32_t type, int
                                    int32_t h, int32_t w);
 int32_t cudnnDeriveBNTensorDescriptor(void* derived, void* x, int32_t mode);
 int32_t cudnnDestroyTensorDescriptor(void* desc);
+int32_t cudnnGetTensorNdDescriptor(void* desc, int32_t requested, int32_t* type, int32_t* dims,
+                                   int32_t sizes[], int32_t strides[]);
+int32_t cudnnCreateRNNDescriptor(void** desc);
+int32_t cudnnSetRNNDescriptor_v8(void* desc, int32_t algo, int32_t cell, int32_t bias,
+                                 int32_t direction, int32_t input, int32_t type, int32_t precision,
+                                 int32_t math, int32_t input_size, int32_t hidden_size,
+                                 int32_t projection_size, int32_t layers, void* dropout,
+                                 uint32_t flags);
+int32_t cudnnDestroyRNNDescriptor(void* desc);
+int32_t cudnnGetRNNWeightParams(void* handle, void* rnn, int32_t layer, size_t bytes,
+                                const void* weights, int32_t id, void* matrix, void** matrix_at,
+                                void* bias, void** bias_at);
 int32_t cudnnAddTensor(void* handle, const void* alpha, void* a_desc, const void* a,
                        const void* beta, void* c_desc, void* c);
 }
@@ -321,6 +333,35 @@ TEST_F(Kept, ADerivedDescriptorIsMadeOnTheNode) {
   const Names expected{"cudnnCreateTensorDescriptor", "cudnnDeriveBNTensorDescriptor",
                        "cudnnAddTensor", "cudnnDestroyTensorDescriptor"};
   EXPECT_EQ(sent(make), expected);
+  EXPECT_EQ(cudnnDestroy(cudnn), 0);
+}
+
+// ONNX Runtime's way to the weights of an RNN: two descriptors that nothing was put into, which one
+// call fills, each with its own.
+TEST_F(Kept, DescriptorsThatACallFillsAreTwo) {
+  void *cudnn, *rnn, *matrix, *bias, *empty, *at_matrix, *at_bias;
+  ASSERT_EQ(cudnnCreate(&cudnn), 0);
+  ASSERT_EQ(cudnnCreateRNNDescriptor(&rnn), 0);
+  ASSERT_EQ(cudnnSetRNNDescriptor_v8(rnn, 0, 2, 2, 0, 0, 0, 0, 0, 16, 24, 24, 1, nullptr, 0), 0);
+  for (void** desc : {&matrix, &bias, &empty}) ASSERT_EQ(cudnnCreateTensorDescriptor(desc), 0);
+  auto& calls = FakeLibraries::get().calls;
+  const auto asked = [&](void* desc) {
+    int32_t type, dims, sizes[3], strides[3];
+    EXPECT_EQ(cudnnGetTensorNdDescriptor(desc, 3, &type, &dims, sizes, strides), 0);
+    return calls.back().words[0];
+  };
+  const uint64_t of_empty = asked(empty);
+  ASSERT_EQ(
+      cudnnGetRNNWeightParams(cudnn, rnn, 0, 4096, at(0), 1, matrix, &at_matrix, bias, &at_bias),
+      0);
+  const uint64_t filled[] = {calls.back().words[6], calls.back().words[8]};
+  EXPECT_NE(filled[0], filled[1]);
+  EXPECT_EQ(asked(matrix), filled[0]);
+  EXPECT_EQ(asked(bias), filled[1]);
+  EXPECT_EQ(asked(empty), of_empty);
+  EXPECT_TRUE(filled[0] != of_empty && filled[1] != of_empty);
+  for (void* desc : {matrix, bias, empty}) EXPECT_EQ(cudnnDestroyTensorDescriptor(desc), 0);
+  EXPECT_EQ(cudnnDestroyRNNDescriptor(rnn), 0);
   EXPECT_EQ(cudnnDestroy(cudnn), 0);
 }
 
