@@ -82,6 +82,8 @@ class Expected:
             all_vgpus=a.all_vgpus,
             first_vgpu=a.first_vgpu,
             others=tuple(map(OtherNode.of, a.others)),
+            grant_vgpus=a.grant_vgpus,
+            grant_places=tuple(a.grant_places),
         )
         return SessionGrant(granted, self.part, a.project)
 
@@ -113,6 +115,8 @@ class Expected:
             priority=assignment.priority,
             opening=True,
             project=assignment.project,
+            grant_vgpus=assignment.grant_vgpus,
+            grant_places=assignment.grant_places,
             **(self.part.report() if self.part else {}),
         )
 
