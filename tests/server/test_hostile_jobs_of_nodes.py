@@ -117,6 +117,31 @@ def test_the_end_of_a_job_takes_keys_that_nobody_has_used(
     rank.close()
 
 
+def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, ControlPlane]) -> None:
+    """A node took its part of a process, the other did not: nobody can come with the first's."""
+    first, second = pair
+    job = job_of_rank(first)
+    rank = Rank(0, job)
+    assert rank.first == "2 0"
+    assert second.server
+    began = time.monotonic()
+    second.server.send_signal(signal.SIGSTOP)
+    try:
+        body = {"job": job["SLUICE_JOB"], "vgpu_count": 2, "cross_node": True, "takes_parts": True}
+        answer = first.rest.post("/sessions", json=body, timeout=60)
+        assert answer.status_code == 503, answer.text
+        assert "node node-b did not take session" in answer.json()["detail"]
+    finally:
+        second.server.send_signal(signal.SIGCONT)
+    lose_store(first)  # so that it hears from the nodes whom they expect
+    for plane in pair:
+        wait_for(lambda plane=plane: plane.node_state() == "up")
+    assert time.monotonic() - began < KEY_SECONDS
+    assert len(first.sessions()) == 2, "the job's own process has them"
+    assert rank.do("works 1") == "0"
+    rank.close()
+
+
 def test_a_controller_that_lost_its_store_believes_both_nodes(
     pair: tuple[ControlPlane, ControlPlane],
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from sluice.controller.pool.decisions import Decisions, EndOrder
+from sluice.controller.pool.decisions import Decisions, EndOrder, session_end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
@@ -29,6 +29,9 @@ from sluice.controller.pool.model import (
     as_it_is,
 )
 from sluice.resources.ends import End, EndCause
+
+#: Why a session has ended that nobody ever used.
+NEVER_BEGAN = (EndCause.NOT_TAKEN, EndCause.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,11 @@ class Adoption:
         if why := self._jobs.why_ending(grant):
             decisions.ends.append(EndOrder(node, grant.id, why))
         known = self._ledger.sessions.get(session.id)
+        if known and session.state is SessionState.OPENING and known.cause in NEVER_BEGAN:
+            # a key that was withdrawn while its node was away
+            why = End(known.cause, known.reason)
+            decisions.session_ends += session_end_orders([known], why)
+            return
         if known and not session.request_id:  # a node whose client came over the network has none
             session.request_id = known.request_id
         if known is None or known.state is not session.state:
