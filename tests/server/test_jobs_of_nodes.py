@@ -21,7 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 import rank_process
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
+from free_ports import free_port
 from network_program import built
 from node_pair import clean, of_both, two_nodes
 from rank_process import Rank
@@ -249,6 +250,26 @@ def test_nobody_else_who_knows_its_token_is_let_in_on_the_other_node(
     assert len(first.sessions()) == 2, "the job's own process has them"
     assert rank.do("works 1") == "0"
     rank.close()
+
+
+def test_its_ranks_take_nothing_near_where_no_controller_answers(tmp_path: Path) -> None:
+    """The next rank may find the controller back, to which a near one's grant is another's."""
+    with running(tmp_path, environment={"SLUICE_SOFTGPU_COUNT": "2"}) as plane:
+        job = plane.program_environment(
+            **of_both(plane, SLUICE_JOB=secrets.token_hex(16), SLUICE_CHANNEL="auto"),
+            SLUICE_SERVER_SOCKET=str(plane.socket_path),
+            SLUICE_GMEM="64",
+        )
+        rank = Rank(0, {**job, "SLUICE_CONTROLLER": f"127.0.0.1:{free_port()}"})
+        assert rank.first == "failed 100"
+        said = rank.close()
+        for setting in ("SLUICE_CROSS_NODE", "SLUICE_CHANNEL=auto", "SLUICE_CONTROLLER"):
+            assert setting in said
+        assert not plane.grants(), "though its two GPUs would have done"
+        ranks = ranks_of(job)
+        assert {s["channel"] for s in plane.sessions()} == {"tcp"}
+        for rank in ranks:
+            rank.close()
 
 
 class Launcher:
