@@ -137,6 +137,8 @@ class Work:
         status = status or self.cuda.cuMemcpyPeer(received, to, sent, of, size)
         status = status or self.use(other) or self.cuda.cuMemcpyDtoH_v2(found, received, size)
         status = status or self.use(self.rank)
+        for memory in (sent, received):
+            self.cuda.cuMemFree_v2(memory)
         if status:
             return f"failed {status}"
         return str(value) if bytes(found) == bytes([value]) * COPIED else "other bytes"

@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MEETING_BYTES = 8 << 20
 LINGER_SECONDS = 5
-NOT_PERMITTED = "800"
+NOT_PERMITTED, ENDED = "800", "802"
 
 pytestmark = pytest.mark.skipif(
     not built() or not shutil.which("cc"), reason="the native part or a C compiler is missing"
@@ -183,6 +183,7 @@ def test_a_killed_rank_leaves_the_others_their_devices(
 def test_the_operator_ends_it_on_both_nodes(pair: tuple[ControlPlane, ControlPlane]) -> None:
     first, second = pair
     ranks = ranks_of(job_of(first))
+    assert together(ranks, "peer", "peer") == ["17", "18"]
     [grant] = first.grants()
     suspended = first.rest.post(f"/grants/{grant['id']}/suspend")
     assert suspended.status_code == 409
@@ -190,8 +191,10 @@ def test_the_operator_ends_it_on_both_nodes(pair: tuple[ControlPlane, ControlPla
     assert first.rest.delete(f"/grants/{grant['id']}").status_code == 202
     wait_for(lambda: clean(first, second))
     for rank in ranks:
-        assert "0" not in [rank.do(f"works {device}") for device in (0, 1)]
-        assert "ended by the operator" in rank.close()
+        assert [rank.do(f"works {device}") for device in (0, 1)] == [ENDED] * 2
+        said = rank.close()
+        assert "ended by the operator" in said
+        assert "its worker is gone" not in said
 
 
 def test_it_outlives_controller_and_servers(pair: tuple[ControlPlane, ControlPlane]) -> None:

@@ -26,6 +26,14 @@ CUresult Session::lose(uint32_t context) {
   return sticky();
 }
 
+CUresult Session::outcome(DeviceMemory::Result result, const Device& device) {
+  if (result == DeviceMemory::Result::kSessionLost) {
+    if (const uint32_t e = channel_->node_error(device.context())) return static_cast<CUresult>(e);
+    if (const CUresult e = sticky(); e != CUDA_SUCCESS) return e;
+  }
+  return as_result(result);
+}
+
 void Session::note_host_kind(const void* at) {
   thread_state().call.pageable = host_memory_.find(at).bytes == 0;
 }

@@ -20,6 +20,7 @@
 #include "client/core/captures.h"
 #include "client/core/channel.h"
 #include "client/core/config.h"
+#include "client/core/device_memory.h"
 #include "client/core/fences.h"
 #include "client/core/host_memory.h"
 #include "client/core/imported_pool.h"
@@ -69,6 +70,10 @@ class Session {
     return e ? static_cast<CUresult>(e)
              : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
   }
+
+  // What came of memory of a device, as a result; where the session was lost meanwhile, or that
+  // device's node, it is what the calls that follow return.
+  CUresult outcome(DeviceMemory::Result result, const Device& device);
 
   // The stream that a command gives work to, if it does, and whether the host may notice when that
   // is done (core/work_account.h).
