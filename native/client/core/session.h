@@ -191,6 +191,9 @@ class Session {
   // Its worker is gone: what every call returns from now on. Where that is one node's of several,
   // what calls for that node return: `context` says which was asked for.
   CUresult lose(uint32_t context);
+  // What a node has said of itself before an answer that it gave: of several, whose error is none
+  // of its driver's where a copy from another did not come.
+  CUresult told_before(uint32_t context);
 
   // A wait that the application asked for is over: what is kept for later may go.
   void after_synchronisation(Device& device);
