@@ -182,8 +182,8 @@ class ResumableStream : public Stream {
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};
-  size_t unheard_ = 0;              // bytes sent since somebody looked what was acknowledged
-  std::atomic<uint64_t> told_{0};   // how much the other side knows to have been received
+  size_t unheard_ = 0;             // bytes sent since somebody looked what was acknowledged
+  std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received
 
   std::mutex read_mutex_;  // of a connection's reading, and of:
   Link reading_;           // what the next three are about
