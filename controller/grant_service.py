@@ -28,6 +28,7 @@ from sluice.controller.pool.decisions import (
     GrantRequest,
     Handover,
     Refused,
+    SessionEndOrder,
     Waiting,
 )
 from sluice.controller.pool.grants.suspension import SuspendOrder
@@ -50,6 +51,10 @@ class NodeLink(Protocol):
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant; must not block."""
+        ...
+
+    def withdraw_session(self, order: SessionEndOrder) -> None:
+        """Tells the server to end a session that has not begun, if it knows how."""
         ...
 
     def suspend_grant(self, order: SuspendOrder) -> None:
@@ -289,6 +294,9 @@ class GrantService:
         for order in decisions.ends:
             if link := self.links.get(order.node):
                 link.end_grant(order)
+        for session in decisions.session_ends:
+            if link := self.links.get(session.node):
+                link.withdraw_session(session)
         for suspend in decisions.suspends:
             if link := self.links.get(suspend.node):
                 link.suspend_grant(suspend)
@@ -343,6 +351,7 @@ class GrantService:
         else:
             decisions.answers.update(more.answers)
             decisions.ends += more.ends
+            decisions.session_ends += more.session_ends
             decisions.handovers += more.handovers
             decisions.suspends += more.suspends
 

@@ -7,6 +7,7 @@ which are what is stored. Memory is in MiB and compute in percent of one GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sluice.controller.pool.grants.suspension import SuspendOrder
@@ -121,6 +122,20 @@ def end_orders(grant: Grant, why: End) -> list[EndOrder]:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionEndOrder:
+    """A server must end this session, which has not begun: whoever shows its key is not let in."""
+
+    node: str
+    session_id: str
+    why: End
+
+
+def session_end_orders(sessions: Iterable[Session], why: End) -> list[SessionEndOrder]:
+    """To the node of each."""
+    return [SessionEndOrder(session.node, session.id, why) for session in sessions]
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeOrder:
     """A server must change the limits of what it runs for this grant."""
 
@@ -156,6 +171,7 @@ class Decisions:
 
     answers: dict[str, Granted | Refused] = field(default_factory=dict)  # by request id
     ends: list[EndOrder] = field(default_factory=list)
+    session_ends: list[SessionEndOrder] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # nodes
     handovers: list[Handover] = field(default_factory=list)
     suspends: list[SuspendOrder] = field(default_factory=list)
@@ -164,6 +180,7 @@ class Decisions:
         """What another step decided, too."""
         self.answers |= other.answers
         self.ends += other.ends
+        self.session_ends += other.session_ends
         self.lost += other.lost
         self.handovers += other.handovers
         self.suspends += other.suspends

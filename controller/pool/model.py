@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.controller.pool.grants.suspension import SuspendedContexts, SuspensionState
+from sluice.controller.pool.states import GpuMode as GpuMode
+from sluice.controller.pool.states import GrantState as GrantState
+from sluice.controller.pool.states import NodeState as NodeState
+from sluice.controller.pool.states import OwnerKind as OwnerKind
+from sluice.controller.pool.states import ReservationState as ReservationState
+from sluice.controller.pool.states import SessionState as SessionState
+from sluice.controller.pool.states import ShareKeeping as ShareKeeping
+from sluice.controller.pool.states import SwitchStep as SwitchStep
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
 from sluice.resources.container import ClientKind, Container
 from sluice.resources.ends import End, EndCause
@@ -39,83 +46,6 @@ class Clock(Protocol):
 IdFactory = Callable[[], str]
 
 NODE_LOST = "node lost"  # the reason of a grant that is `lost`
-
-
-class NodeState(StrEnum):
-    """UP has a stream; AWAY lost it moments ago; LOST was silent for too long."""
-
-    UP = "up"
-    AWAY = "away"
-    LOST = "lost"
-
-
-class SessionState(StrEnum):
-    """OPENING is granted but its client is not there yet."""
-
-    OPENING = "opening"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-class SwitchStep(StrEnum):
-    """How far a GPU is that drains or returns.
-
-    WAITING for grants and reservations; HANDING_OVER by its node; STUCK, as its node says: what
-    fails is tried again. NONE is one that does neither, or whose node has to be told anew.
-    """
-
-    NONE = ""
-    WAITING = "waiting"
-    HANDING_OVER = "handing-over"
-    STUCK = "stuck"
-
-
-class GpuMode(StrEnum):
-    """POOLED is shared out; DRAINING takes nothing new; DRAINED is empty; NATIVE is one VM's alone.
-
-    RETURNING is on its way back to the pool: its node has yet to report it.
-    """
-
-    POOLED = "pooled"
-    DRAINING = "draining"
-    DRAINED = "drained"
-    NATIVE = "native"
-    RETURNING = "returning"
-
-
-class ReservationState(StrEnum):
-    """A reservation WAITS in the queue, HOLDS its vGPUs, or has ENDED."""
-
-    WAITING = "waiting"
-    HELD = "held"
-    ENDED = "ended"
-
-
-class ShareKeeping(StrEnum):
-    """Whether a node holds vGPUs to their shares of its GPUs' time.
-
-    UNKNOWN is an older server's; OFF its operator's word; AWAY for as long as its arbiter is.
-    """
-
-    UNKNOWN = "unknown"
-    KEPT = "kept"
-    OFF = "off"
-    AWAY = "away"
-
-
-class OwnerKind(StrEnum):
-    """Whose processes draw on a reservation."""
-
-    VM = "vm"
-    PROJECT = "project"
-    LABEL = "label"
-
-
-class GrantState(StrEnum):
-    """A grant counts against its GPUs while it is LIVE."""
-
-    LIVE = "live"
-    ENDED = "ended"
 
 
 R = TypeVar("R")
@@ -244,6 +174,18 @@ class Vgpu:
     node: str = ""  # empty: the grant's
     sharing: Sharing = Sharing.AUTO  # AUTO: as its server says
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it keeps the place of one whose node has not told of it (UNKNOWN_VGPU)."""
+        return self.node == UNKNOWN_NODE
+
+
+#: No node's name.
+UNKNOWN_NODE = "?"
+#: Of a grant of several nodes that nobody remembered, and of which not all nodes have told of their
+#: part yet: it keeps the others' numbers. Nothing is booked for it.
+UNKNOWN_VGPU = Vgpu("unknown", 0, 0, node=UNKNOWN_NODE)
+
 
 @dataclass(slots=True)
 class Grant:
@@ -296,18 +238,30 @@ class Grant:
 
     @property
     def nodes(self) -> set[str]:
-        """Every node that it has a vGPU on; its own one is always among them."""
-        return {self.node, *(vgpu.node for vgpu in self.vgpus if vgpu.node)}
+        """Every known node that it has a vGPU on; its own one is always among them."""
+        named = (vgpu.node for vgpu in self.vgpus if vgpu.node and not vgpu.is_unknown)
+        return {self.node, *named}
 
     @property
     def nodes_in_order(self) -> list[str]:
         """The same as its vGPUs come, and so its sessions."""
-        return list(dict.fromkeys(key.node for key, _ in self.placed()))
+        known = (key.node for key, vgpu in self.placed() if not vgpu.is_unknown)
+        return list(dict.fromkeys(known))
 
     @property
     def spans_nodes(self) -> bool:
         """Whether it has vGPUs of several nodes, and a session on each."""
-        return len(self.nodes) > 1
+        return len(self.nodes) > 1 or bool(self.unknown_places)
+
+    @property
+    def unknown_places(self) -> tuple[int, ...]:
+        """Which of its vGPUs are of nodes that have not told of them yet."""
+        return tuple(at for at, vgpu in enumerate(self.vgpus) if vgpu.is_unknown)
+
+    @property
+    def nodes_in_words(self) -> str:
+        """How many nodes it is on, as far as that is known."""
+        return "several nodes" if self.unknown_places else f"{len(self.nodes)} nodes"
 
     def places_on(self, node: str) -> tuple[int, ...]:
         """Which of its vGPUs a node has."""

@@ -96,9 +96,7 @@ async def answers_for_relay(
                 not_taken_by_it = End(EndCause.NOT_TAKEN, trouble)
                 grant_service.begin(
                     lambda granted=granted, why=not_taken_by_it: (
-                        grant_service.pool.lifecycle.session_ended(  # type: ignore[misc]
-                            granted.session.id, granted.grant.id, why
-                        )
+                        grant_service.pool.lifecycle.not_taken(granted, why)  # type: ignore[misc]
                     )
                 )
     yield answer_message(

@@ -28,7 +28,7 @@ from sluice.controller.pool.reservations.machines import Machine
 from sluice.resources.container import Container
 from sluice.resources.memory_factor import MOST_MEMORY_FACTOR
 from sluice.resources.suspended_contexts import read_place, read_why
-from sluice.resources.vgpu_request import Sharing
+from sluice.resources.vgpu_request import COUNT, Sharing
 from sluice.rpc import pool_pb2 as rpc
 
 MOST_PERSON = 100
@@ -223,6 +223,8 @@ def assignment_message(
         first_vgpu=granted.first_vgpu(session),
         others=others,
         container=container_message(session.container),
+        grant_vgpus=len(grant.vgpus) if grant.spans_nodes else 0,
+        grant_places=grant.places_on(session.node) if grant.spans_nodes else (),
         **_client_fields(session),
     )
 
@@ -276,7 +278,18 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         message.job_domain,
         message.job_processes,
         message.project,
+        *_places_of(message),
     )
+
+
+def _places_of(message: rpc.SessionReport) -> tuple[int, tuple[int, ...]]:
+    """How many vGPUs its grant has, and which its `vgpus` are; nothing of what makes no sense."""
+    count, places = message.grant_vgpus, tuple(message.grant_places)
+    makes_sense = (
+        len(message.vgpus) == len(set(places)) == len(places) < count <= COUNT.high
+        and max(places, default=count) < count
+    )
+    return (count, places) if makes_sense else (0, ())
 
 
 def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:

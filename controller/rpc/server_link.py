@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.config.log_ids import request_id
-from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder
+from sluice.controller.pool.decisions import EndOrder, Handover, ResizeOrder, SessionEndOrder
 from sluice.controller.pool.grants.suspension import SuspendOrder
 from sluice.controller.rpc.messages import vgpu_messages
 from sluice.resources.ends import End
@@ -114,6 +114,16 @@ class ServerLink:
             )
         )
 
+    def withdraw_session(self, order: SessionEndOrder) -> None:
+        """Tells the server to end a session whose client has not come: nobody waits for it.
+
+        An older one does not know how; there its key expires.
+        """
+        if self.ends_sessions:
+            ended = _end_session(order.session_id, order.why)
+            ended.call = next(self._ids)
+            self.orders.put_nowait(rpc.Order(end_session=ended))
+
     def suspend_grant(self, order: SuspendOrder) -> None:
         """Tells the server to suspend what it runs for a grant, or to resume it."""
         self.orders.put_nowait(
@@ -162,10 +172,7 @@ class ServerLink:
                 "its sluice-server is of an older release, which ends whole grants only: upgrade "
                 "it, or end the grant"
             )
-        asked = rpc.EndSession(
-            session_id=session_id, reason=why.text, cause=why.cause, request_id=request_id()
-        )
-        await self._call(END_SESSION, asked, timeout)
+        await self._call(END_SESSION, _end_session(session_id, why), timeout)
 
     async def read_figures(self, session_id: str, timeout: float) -> Sequence[rpc.SessionStep]:
         """What a session used in the last hour. Raises OrderRefused, ServerSilent."""
@@ -245,3 +252,9 @@ class ServerLink:
             raise ServerSilent(f"its server did not answer within {timeout:g} s") from None
         finally:
             del self._calls[order.call]
+
+
+def _end_session(session_id: str, why: End) -> rpc.EndSession:
+    return rpc.EndSession(
+        session_id=session_id, reason=why.text, cause=why.cause, request_id=request_id()
+    )

@@ -250,7 +250,6 @@ bool ResumableStream::send_record(const Link& link, iovec* parts, int count, siz
   owes_acknowledgement_.exchange(false, std::memory_order_seq_cst);
   const uint64_t received = received_.load(std::memory_order_acquire);
   told_.store(received, std::memory_order_relaxed);
-  spoke_.store(true, std::memory_order_relaxed);
   StreamRecord header{static_cast<uint32_t>(bytes), flags, received};
   const auto send = [&](iovec* all, int n) {
     return kept ? link->stream->write_kept(all, n) : link->stream->write(all, n);

@@ -53,8 +53,8 @@ class ResumableStream : public Stream {
     int64_t closed_grace_ns;  // where the other side's end was closed: its process may have ended
     size_t most_kept = 8 << 20;   // bytes of copies
     size_t most_lent = 64 << 20;  // bytes in memory of others
-    // Of a connection whose kernel does not tell that the other side is gone: so long without a
-    // word from there is a break. 0: none is. Whoever looks reads for it, where nobody else does.
+    // So long without a word from the other side is a break, whatever the kernel says of its
+    // machine. 0: it may stand still. Whoever looks reads for it, where nobody else does.
     int64_t silent_ns = 0;
     // After so many sent bytes a writer takes in what was acknowledged, where nobody else reads, so
     // that little memory is kept and used again soon. 0: it does not, as whoever waits for bytes
@@ -182,9 +182,8 @@ class ResumableStream : public Stream {
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};
-  size_t unheard_ = 0;              // bytes sent since somebody looked what was acknowledged
-  std::atomic<bool> spoke_{false};  // since somebody looked
-  std::atomic<uint64_t> told_{0};   // how much the other side knows to have been received
+  size_t unheard_ = 0;             // bytes sent since somebody looked what was acknowledged
+  std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received
 
   std::mutex read_mutex_;  // of a connection's reading, and of:
   Link reading_;           // what the next three are about

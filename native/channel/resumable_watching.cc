@@ -73,20 +73,20 @@ bool ResumableStream::look(uint32_t silent_ms) {
 }
 
 // An empty record, so that the kernel finds out whether anybody is there, and the other side that
-// we are.
+// we are. Each time: what was said just after somebody looked is old when he looks again.
 void ResumableStream::keep_alive(const Link& link) {
-  if (spoke_.exchange(false, std::memory_order_relaxed)) return;
   {
     std::unique_lock sending(write_mutex_, std::try_to_lock);
     if (!sending || this->link() != link || !link->stream->writable()) return;
-    if (send_record(link, nullptr, 0, 0, 0)) return spoke_.store(false, std::memory_order_relaxed);
+    if (send_record(link, nullptr, 0, 0, 0)) return;
   }
   failed(link, was_reset());
 }
 
-// For so long that the other side, which says something every few seconds, must be gone.
+// For so long that the other side, which says something every few seconds, must be gone, or stands
+// still on a machine whose kernel goes on acknowledging.
 bool ResumableStream::nothing_came(const Link& link) {
-  if (terms_.silent_ns == 0 || link->stream->knows_silence()) return false;
+  if (terms_.silent_ns == 0) return false;
   if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads) take_in(link);
   const uint64_t seen = arrivals_.load(std::memory_order_relaxed) + link->subflows.arrivals();
   const int64_t at = now();

@@ -105,6 +105,9 @@ class LocalGrant:
     all_vgpus: int = 0
     first_vgpu: int = 0
     others: tuple[OtherNode, ...] = ()
+    #: And of the grant: how many it has in all, and which of them these are.
+    grant_vgpus: int = 0
+    grant_places: tuple[int, ...] = ()
 
 
 class ControllerLink:

@@ -133,10 +133,10 @@ class NodeSide:
 
     def end_session(self, session_id: str, why: End) -> None:
         """Ends one session. Raises OrderRefused."""
-        session = self._parts.lifecycle.sessions.get(session_id)
-        if session is None:
+        if session := self._parts.lifecycle.sessions.get(session_id):
+            self._parts.lifecycle.end(session, why)
+        elif not self._parts.data_port.forget_session(session_id, why):
             raise OrderRefused(f"no session {session_id} is open here; it may be opening, or over")
-        self._parts.lifecycle.end(session, why)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""

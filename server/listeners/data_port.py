@@ -82,6 +82,8 @@ class Expected:
             all_vgpus=a.all_vgpus,
             first_vgpu=a.first_vgpu,
             others=tuple(map(OtherNode.of, a.others)),
+            grant_vgpus=a.grant_vgpus,
+            grant_places=tuple(a.grant_places),
         )
         return SessionGrant(granted, self.part, a.project)
 
@@ -113,6 +115,8 @@ class Expected:
             priority=assignment.priority,
             opening=True,
             project=assignment.project,
+            grant_vgpus=assignment.grant_vgpus,
+            grant_places=assignment.grant_places,
             **(self.part.report() if self.part else {}),
         )
 
@@ -212,6 +216,17 @@ class DataPort:
                 found = True
         return found
 
+    def forget_session(self, session_id: str, why: End) -> bool:
+        """Withdraws one session's key; False if there is none."""
+        if attaching := self._attaching.get(session_id):
+            attaching.ended = why
+            return True
+        if (expected := self._expected.pop(session_id, None)) is None:
+            return False
+        log.info("session %s: its key is withdrawn: %s", session_id, why)
+        self._report_ended(expected.assignment, why)
+        return True
+
     def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> bool:
         """Sessions that have a key and no client yet will have these limits; False: there is none.
 
@@ -293,8 +308,9 @@ class DataPort:
                 await self._attach(connected, line, host, (asked, rest), expected)
         finally:
             del self._attaching[session_id]
-            if expected.ended:
-                self._lifecycle.end_grant(expected.assignment.grant_id, expected.ended)
+            session = self._lifecycle.sessions.get(session_id)
+            if session and expected.ended:
+                self._lifecycle.end(session, expected.ended)
 
     async def _resume(
         self, connected: socket.socket, line: PlainLine | TlsLine, header: bytes, host: str

@@ -271,6 +271,8 @@ def new_session(
         resume_key=grant.resume_key,
         first_vgpu=granted.first_vgpu,
         others=granted.others,
+        grant_vgpus=granted.grant_vgpus,
+        grant_places=granted.grant_places,
     )
 
 

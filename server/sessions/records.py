@@ -266,6 +266,9 @@ class Session:
     #: Where its client has vGPUs of other nodes, too: which is its first here, and those nodes.
     first_vgpu: int = 0
     others: tuple[OtherNode, ...] = ()
+    #: And how many vGPUs its grant has in all, of which `vgpus` are these; 0: `vgpus` are all.
+    grant_vgpus: int = 0
+    grant_places: tuple[int, ...] = ()
     way: RelayedWay | StreamWay | None = None  # of a relayed one that outlives its relay
     why: End | None = None  # it is to end, whichever process serves it just now
     #: Since when it has no connection to its client, or its relay none to its node, Unix time; 0:
@@ -323,6 +326,8 @@ class Session:
             opening=self.opening,
             project=self.project,
             disconnected_since=self.disconnected_since,
+            grant_vgpus=self.grant_vgpus,
+            grant_places=self.grant_places,
             **self.requester.report(),
             **(self.part.report() if self.part else {}),
         )
@@ -362,6 +367,8 @@ class Session:
             "resume_key": self.resume_key,
             "first_vgpu": self.first_vgpu,
             "others": [asdict(other) for other in self.others],
+            "grant_vgpus": self.grant_vgpus,
+            "grant_places": self.grant_places,
             "way": self.way.to_record() if self.way else None,
             "context_away": self.context_away,
             "moving_to": self.moving_to,
@@ -415,6 +422,8 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         resume_key=record.get("resume_key", ""),
         first_vgpu=record.get("first_vgpu", 0),
         others=tuple(OtherNode(**other) for other in record.get("others", ())),
+        grant_vgpus=record.get("grant_vgpus", 0),
+        grant_places=tuple(record.get("grant_places", ())),
         way=_way_from_record(record.get("way")),
         context_away=record.get("context_away", False),
         moving_to=record.get("moving_to", ""),

@@ -10,7 +10,7 @@ import pytest
 from ends import DONE, GONE
 from pool_bench import PoolBench
 
-from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.decisions import Granted, session_end_orders
 from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
@@ -233,13 +233,51 @@ def test_a_process_that_goes_away_leaves_the_others_theirs(bench: PoolBench) -> 
     assert not bench.pool.requests.withdraw("second", GONE).ends
     assert live(bench, first.grant) == ["a", "b"]
     other = bench.granted(**JOB)
-    assert not bench.pool.lifecycle.not_taken(other, GONE).ends
+    refused = bench.pool.lifecycle.not_taken(other, GONE)
+    assert not refused.ends
+    assert refused.session_ends == session_end_orders(other.sessions, GONE), "its keys alone"
     assert live(bench, first.grant) == ["a", "b"]
     assert used(bench) == [4000 + OVERHEAD] * 3
     decisions = bench.pool.requests.withdraw("first", GONE)
     assert [order.node for order in decisions.ends] == ["a", "b"]
     assert first.grant.state is GrantState.ENDED
     assert used(bench) == [0, 0, 0]
+
+
+def test_who_gives_up_on_one_node_is_expected_on_no_other(bench: PoolBench) -> None:
+    """Its client found that a node cannot be reached: the others' keys are withdrawn at once."""
+    first, second = bench.granted(**JOB), bench.granted(**JOB)
+    [other] = second.others
+    decisions = bench.pool.lifecycle.session_ended(second.session.id, second.grant.id, GONE, "a")
+    assert not decisions.ends
+    assert decisions.session_ends == session_end_orders([other], GONE)
+    assert live(bench, first.grant) == ["a", "b", "b"], "until its node has done it"
+    decisions = bench.pool.lifecycle.session_ended(other.id, second.grant.id, GONE, "b")
+    assert not decisions.session_ends
+    assert live(bench, first.grant) == ["a", "b"]
+    bench.pool.lifecycle.session_started(first.session.id, 1, "tcp")
+    decisions = bench.pool.lifecycle.session_ended(first.others[0].id, first.grant.id, DONE, "b")
+    assert not decisions.session_ends, "it has begun on a node, and goes on there"
+
+
+def test_a_key_that_was_withdrawn_while_its_node_was_away_opens_nothing(bench: PoolBench) -> None:
+    first, other = bench.granted(**JOB), bench.granted(**JOB)
+    bench.pool.lifecycle.not_taken(other, GONE)
+    [theirs], [own] = other.others, first.others
+    reports = [
+        ReportedSession(
+            replace(session, state=SessionState.OPENING, chosen=(), request_id=""),
+            (Vgpu("b-gpu0", 4000, 100),),
+            *("", 0, KEY.job, KEY.domain),
+        )
+        for session in (theirs, own)
+    ]
+    node = Node("b", "x", 1, "1", 4, takes_parts=True)
+    gpus = [Gpu("b", "b-gpu0", "Model", 8000, context_overhead_mib=OVERHEAD)]
+    decisions = bench.pool.membership.register(node, gpus, reports)
+    assert not decisions.ends
+    assert decisions.session_ends == session_end_orders([theirs], GONE)
+    assert live(bench, first.grant) == ["a", "b"]
 
 
 def test_the_same_request_again_gets_its_own_sessions(bench: PoolBench) -> None:

@@ -155,9 +155,12 @@ def test_a_resume_that_fails_leaves_it_suspended_and_is_tried_again() -> None:
 
 def test_only_what_runs_on_a_node_with_host_memory_can_be_suspended() -> None:
     bench = make_bench()
-    join(bench, swap_mib=0)
+    join(bench)
     opening = bench.granted(memory_mib=1000).grant
     with pytest.raises(Impossible, match="is being opened"):
+        bench.pool.lifecycle.suspend(opening.id, "")
+    join(bench, swap_mib=0)
+    with pytest.raises(Impossible, match="swap_mib"):
         bench.pool.lifecycle.suspend(opening.id, "")
     grant = running(bench, memory_mib=1000)
     with pytest.raises(Impossible, match="swap_mib"):
@@ -166,6 +169,16 @@ def test_only_what_runs_on_a_node_with_host_memory_can_be_suspended() -> None:
         bench.pool.lifecycle.suspend("nobody", "")
     with pytest.raises(Impossible, match="is not suspended"):
         bench.pool.lifecycle.resume(grant.id)
+
+
+def test_of_a_node_that_is_away_nobody_knows_whether_it_has_host_memory() -> None:
+    bench = make_bench()
+    join(bench)
+    grant = running(bench, memory_mib=1000)
+    after = bench.restarted()
+    after.pool.nodes["a"].swap_mib = 0  # it is not stored
+    with pytest.raises(Impossible, match=r"node a of grant .* is not connected; try later"):
+        after.pool.lifecycle.suspend(grant.id, "")
 
 
 def test_a_suspended_one_stands_in_the_queue_by_priority_and_age() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -38,9 +39,11 @@ class Rank:
         )
         self.first = self.read()
 
-    def read(self) -> str:
-        """The next line that it says."""
+    def read(self, most_seconds: float | None = None) -> str:
+        """The next line that it says; "" where none comes in time."""
         assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], most_seconds)[0]:
+            return ""
         return self.process.stdout.readline().strip()
 
     def ask(self, line: str) -> None:
@@ -134,6 +137,8 @@ class Work:
         status = status or self.cuda.cuMemcpyPeer(received, to, sent, of, size)
         status = status or self.use(other) or self.cuda.cuMemcpyDtoH_v2(found, received, size)
         status = status or self.use(self.rank)
+        for memory in (sent, received):
+            self.cuda.cuMemFree_v2(memory)
         if status:
             return f"failed {status}"
         return str(value) if bytes(found) == bytes([value]) * COPIED else "other bytes"

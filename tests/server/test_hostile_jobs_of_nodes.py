@@ -54,6 +54,14 @@ def job_of_rank(plane: ControlPlane) -> dict[str, str]:
     return plane.program_environment(**told, SLUICE_GMEM="64")
 
 
+def lose_store(plane: ControlPlane) -> None:
+    """A controller that remembers nothing takes the place of the one that was."""
+    plane.stop("controller", signal.SIGKILL)
+    for file in plane.folder.glob("controller.db*"):
+        file.unlink()
+    plane.start_controller()
+
+
 def ask(plane: ControlPlane, job: dict[str, str], **more: Any) -> dict[str, Any]:
     """A process of the job that asks and does not come: where it could go."""
     body = {"job": job["SLUICE_JOB"], "vgpu_count": 2, "cross_node": True, "takes_parts": True}
@@ -109,6 +117,31 @@ def test_the_end_of_a_job_takes_keys_that_nobody_has_used(
     rank.close()
 
 
+def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, ControlPlane]) -> None:
+    """A node took its part of a process, the other did not: nobody can come with the first's."""
+    first, second = pair
+    job = job_of_rank(first)
+    rank = Rank(0, job)
+    assert rank.first == "2 0"
+    assert second.server
+    began = time.monotonic()
+    second.server.send_signal(signal.SIGSTOP)
+    try:
+        body = {"job": job["SLUICE_JOB"], "vgpu_count": 2, "cross_node": True, "takes_parts": True}
+        answer = first.rest.post("/sessions", json=body, timeout=60)
+        assert answer.status_code == 503, answer.text
+        assert "node node-b did not take session" in answer.json()["detail"]
+    finally:
+        second.server.send_signal(signal.SIGCONT)
+    lose_store(first)  # so that it hears from the nodes whom they expect
+    for plane in pair:
+        wait_for(lambda plane=plane: plane.node_state() == "up")
+    assert time.monotonic() - began < KEY_SECONDS
+    assert len(first.sessions()) == 2, "the job's own process has them"
+    assert rank.do("works 1") == "0"
+    rank.close()
+
+
 def test_a_controller_that_lost_its_store_believes_both_nodes(
     pair: tuple[ControlPlane, ControlPlane],
 ) -> None:
@@ -117,10 +150,7 @@ def test_a_controller_that_lost_its_store_believes_both_nodes(
     rank = Rank(0, job)
     assert rank.first == "2 0"
     [before] = first.grants()
-    first.stop("controller", signal.SIGKILL)
-    for file in first.folder.glob("controller.db*"):
-        file.unlink()
-    first.start_controller()
+    lose_store(first)
     for plane in pair:
         wait_for(lambda plane=plane: plane.node_state() == "up")
     [grant] = first.grants()
@@ -132,6 +162,37 @@ def test_a_controller_that_lost_its_store_believes_both_nodes(
     again = Rank(1, job)
     assert again.first == "2 1"
     assert len(first.sessions()) == 4
+    for each in (rank, again):
+        each.close()
+    wait_for(lambda: clean(first, second))
+
+
+def test_devices_are_in_the_same_order_though_the_second_node_came_back_first(
+    pair: tuple[ControlPlane, ControlPlane],
+) -> None:
+    first, second = pair
+    job = job_of_rank(first)
+    rank = Rank(0, job)
+    assert rank.first == "2 0"
+    [before] = first.grants()
+    first.stop("server", signal.SIGKILL)
+    lose_store(first)
+    wait_for(lambda: second.node_state() == "up")
+    late = Rank(1, {**job, "SLUICE_WAIT": "0"})
+    assert late.first.startswith("failed ")
+    assert "no node has told of vGPU 0 of its job since the store was lost" in late.close()
+    [grant] = first.grants()
+    assert [vgpu["gpu"] for vgpu in grant["vgpus"]] == ["?:unknown", before["vgpus"][1]["gpu"]]
+    first.start_server()
+    wait_for(lambda: first.node_state() == "up")
+    again = Rank(1, job)
+    assert again.first == "2 1"
+    [grant] = first.grants()
+    assert grant["id"] == before["id"]
+    assert grant["vgpus"] == before["vgpus"]
+    chosen = {(s["node"], tuple(s["chosen"])) for s in first.sessions()}
+    assert chosen == {("node-a", (0,)), ("node-b", (1,))}
+    assert again.do("peer") == "18"
     for each in (rank, again):
         each.close()
     wait_for(lambda: clean(first, second))

@@ -21,7 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 import rank_process
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
+from free_ports import free_port
 from network_program import built
 from node_pair import clean, of_both, two_nodes
 from rank_process import Rank
@@ -32,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MEETING_BYTES = 8 << 20
 LINGER_SECONDS = 5
-NOT_PERMITTED = "800"
+NOT_PERMITTED, ENDED = "800", "802"
 
 pytestmark = pytest.mark.skipif(
     not built() or not shutil.which("cc"), reason="the native part or a C compiler is missing"
@@ -182,6 +183,7 @@ def test_a_killed_rank_leaves_the_others_their_devices(
 def test_the_operator_ends_it_on_both_nodes(pair: tuple[ControlPlane, ControlPlane]) -> None:
     first, second = pair
     ranks = ranks_of(job_of(first))
+    assert together(ranks, "peer", "peer") == ["17", "18"]
     [grant] = first.grants()
     suspended = first.rest.post(f"/grants/{grant['id']}/suspend")
     assert suspended.status_code == 409
@@ -189,8 +191,10 @@ def test_the_operator_ends_it_on_both_nodes(pair: tuple[ControlPlane, ControlPla
     assert first.rest.delete(f"/grants/{grant['id']}").status_code == 202
     wait_for(lambda: clean(first, second))
     for rank in ranks:
-        assert "0" not in [rank.do(f"works {device}") for device in (0, 1)]
-        assert "ended by the operator" in rank.close()
+        assert [rank.do(f"works {device}") for device in (0, 1)] == [ENDED] * 2
+        said = rank.close()
+        assert "ended by the operator" in said
+        assert "its worker is gone" not in said
 
 
 def test_it_outlives_controller_and_servers(pair: tuple[ControlPlane, ControlPlane]) -> None:
@@ -249,6 +253,26 @@ def test_nobody_else_who_knows_its_token_is_let_in_on_the_other_node(
     assert len(first.sessions()) == 2, "the job's own process has them"
     assert rank.do("works 1") == "0"
     rank.close()
+
+
+def test_its_ranks_take_nothing_near_where_no_controller_answers(tmp_path: Path) -> None:
+    """The next rank may find the controller back, to which a near one's grant is another's."""
+    with running(tmp_path, environment={"SLUICE_SOFTGPU_COUNT": "2"}) as plane:
+        job = plane.program_environment(
+            **of_both(plane, SLUICE_JOB=secrets.token_hex(16), SLUICE_CHANNEL="auto"),
+            SLUICE_SERVER_SOCKET=str(plane.socket_path),
+            SLUICE_GMEM="64",
+        )
+        rank = Rank(0, {**job, "SLUICE_CONTROLLER": f"127.0.0.1:{free_port()}"})
+        assert rank.first == "failed 100"
+        said = rank.close()
+        for setting in ("SLUICE_CROSS_NODE", "SLUICE_CHANNEL=auto", "SLUICE_CONTROLLER"):
+            assert setting in said
+        assert not plane.grants(), "though its two GPUs would have done"
+        ranks = ranks_of(job)
+        assert {s["channel"] for s in plane.sessions()} == {"tcp"}
+        for rank in ranks:
+            rank.close()
 
 
 class Launcher:

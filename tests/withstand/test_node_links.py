@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
+from node_pair import of_both
 from pool_certificates import PoolCa
+from rank_process import Rank
 from static_pool import build_programs
 
 from sluice.protocol.frames import LinkMessageKind
@@ -142,6 +144,24 @@ def test_a_copy_that_never_comes_is_an_error_of_its_target(
     assert copier.do("use 0") == "911"
     assert copier.do("use 1") != "0"
     wait_for(lambda: "a copy from another node did not come to its end" in log_of(first))
+
+
+def test_what_a_copy_did_not_bring_is_never_read(
+    nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+) -> None:
+    """The call that reads the memory waits for the copy, and its own node is well."""
+    first, second, network = nodes
+    rank = Rank(0, first.program_environment(**of_both(first), SLUICE_CHANNEL="tcp"))
+    assert rank.do("peer") == "17"
+    network.refuse()
+    network.connections[-1].cut()  # the link, which was made last
+    try:
+        assert rank.do("peer") == "failed 911"
+        assert [rank.do(f"works {device}") for device in (0, 1)] == ["0", "911"]
+    finally:
+        network.refuse(False)
+    rank.close()
+    wait_for(lambda: all_given_back(first, second))
 
 
 def test_a_node_that_dies_lets_streams_go_that_only_waited_for_it(

@@ -69,6 +69,8 @@ class Allocations:
     def _add(self, grant: Grant, sign: int) -> None:
         processes = processes_of(grant)
         for key, vgpu in grant.placed():
+            if vgpu.is_unknown:
+                continue
             usage = self._usage.setdefault(key, Usage())
             at = usage.occupancy
             usage.occupancy = (

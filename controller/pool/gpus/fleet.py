@@ -143,7 +143,9 @@ class Fleet:
 
     def why_broken(self, grant: Grant) -> str:
         """Which GPU of a grant has failed, or is no longer reported by its node; "": none."""
-        for key, _ in grant.placed():
+        for key, vgpu in grant.placed():
+            if vgpu.is_unknown:
+                continue
             if key in self.faulty:
                 return f"GPU {key} of its job has failed"
             if key not in self.gpus:

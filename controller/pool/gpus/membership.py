@@ -148,7 +148,8 @@ class Membership:
         """
         for grant in self._jobs.grants():
             if grant.spans_nodes and not self._ledger.sessions.live_of(grant.id):
-                if any(self._fleet.nodes[node].state is NodeState.LOST for node in grant.nodes):
+                states = {self._fleet.nodes[node].state for node in grant.nodes}
+                if NodeState.LOST in states or grant.unknown_places:
                     self._ledger.end(grant, End(EndCause.NODE_LOST, NODE_LOST), lost=True)
                 elif why := self._fleet.why_broken(grant):
                     self._ledger.end(grant, End(EndCause.GPU_FAILED, why))

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from sluice.controller.pool.decisions import Decisions, EndOrder
+from sluice.controller.pool.decisions import Decisions, EndOrder, session_end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.node_parts import numbered_by_grant
 from sluice.controller.pool.grants.suspension import SuspensionState
 from sluice.controller.pool.model import (
+    UNKNOWN_VGPU,
     GpuKey,
     Grant,
     GrantState,
@@ -28,6 +29,9 @@ from sluice.controller.pool.model import (
     as_it_is,
 )
 from sluice.resources.ends import End, EndCause
+
+#: Why a session has ended that nobody ever used.
+NEVER_BEGAN = (EndCause.NOT_TAKEN, EndCause.WITHDRAWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,15 @@ class ReportedSession:
     job_domain: str = ""
     job_processes: int = 0
     project: str = ""
+    #: Of a grant of several nodes: how many vGPUs it has in all, and which of them `vgpus` are; 0:
+    #: `vgpus` are all, or an older server's.
+    grant_vgpus: int = 0
+    places: tuple[int, ...] = ()
+
+    @property
+    def all_vgpus(self) -> tuple[Vgpu, ...]:
+        """The grant's, as far as this node has told of them."""
+        return with_places((UNKNOWN_VGPU,) * self.grant_vgpus, self.places, self.vgpus)
 
 
 class Adoption:
@@ -54,20 +67,29 @@ class Adoption:
         self._fleet = fleet
         self._jobs = jobs
         self._is_resizing = is_resizing
-        self._unremembered: set[str] = set()  # grants of which the ledger knew nothing
+        #: Grants of which the ledger knew nothing, nor an older server how many vGPUs they have.
+        self._unremembered: set[str] = set()
         self._most_unremembered = 1000  # until those that have ended are dropped
 
     def may_be_part(self, report: ReportedSession) -> bool:
         """Whether it may be of a grant of which the ledger knows another node's part only.
 
         So it is where nobody remembered the grant, as its store was lost: then each of its nodes
-        tells of its own. A grant that was remembered has the nodes that it has.
+        tells of its own, in the places that are left. A grant that was remembered has the nodes
+        that it has.
         """
         grant = self._ledger.grants.get(report.session.grant_id)
-        if grant is None or grant.id not in self._unremembered:
+        if grant is None:
             return False
         theirs = (grant.job, grant.job_domain, grant.project)
-        return theirs == (report.job, report.job_domain, report.project)
+        if theirs != (report.job, report.job_domain, report.project):
+            return False
+        if report.places:
+            same_size = len(grant.vgpus) == report.grant_vgpus
+            return same_size and set(report.places) <= set(grant.unknown_places)
+        if left := grant.unknown_places:  # an older server's
+            return len(report.vgpus) <= len(left)
+        return grant.id in self._unremembered
 
     def revive(self, node: str, pending: Collection[str], decisions: Decisions) -> None:
         """Books again what a lost node was granted and may yet start.
@@ -116,8 +138,13 @@ class Adoption:
                 self._ledger.end_soon(grant, over)
         elif node not in grant.nodes:
             # one of several nodes' part of a grant that nobody remembered
-            vgpus = (replace(v, node=node) for v in self._with_overhead(node, report.vgpus))
-            self._ledger.rebook(grant, (*grant.vgpus, *vgpus))
+            vgpus = self._with_overhead(node, report.vgpus)
+            vgpus = tuple(replace(vgpu, node=node) for vgpu in vgpus)
+            if left := grant.unknown_places:
+                places = report.places or left[: len(vgpus)]
+                self._ledger.rebook(grant, with_places(grant.vgpus, places, vgpus))
+            else:
+                self._ledger.rebook(grant, (*grant.vgpus, *vgpus))
             for other in self._ledger.sessions.live_of(grant.id):
                 other.chosen = other.chosen or grant.places_on(other.node)
                 self._ledger.add_session(other)
@@ -128,6 +155,11 @@ class Adoption:
         if why := self._jobs.why_ending(grant):
             decisions.ends.append(EndOrder(node, grant.id, why))
         known = self._ledger.sessions.get(session.id)
+        if known and session.state is SessionState.OPENING and known.cause in NEVER_BEGAN:
+            # a key that was withdrawn while its node was away
+            why = End(known.cause, known.reason)
+            decisions.session_ends += session_end_orders([known], why)
+            return
         if known and not session.request_id:  # a node whose client came over the network has none
             session.request_id = known.request_id
         if known is None or known.state is not session.state:
@@ -148,7 +180,7 @@ class Adoption:
             id=session.grant_id,
             request_id=report.request_id,
             node=node,
-            vgpus=self._with_overhead(node, report.vgpus),
+            vgpus=self._with_overhead(node, report.all_vgpus),
             priority=report.priority,
             created=session.started,
             generation=known.generation + 1 if known else 1,
@@ -166,7 +198,7 @@ class Adoption:
                 grant.reservation = (
                     reservation.id if {key for key, _ in grant.placed()} <= keys else ""
                 )
-        if known is None:
+        if known is None and not report.places:
             self._forgot(grant.id)
         self._ledger.begin(grant)
         self._ledger.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
@@ -203,3 +235,13 @@ class Adoption:
             replace(vgpu, overhead_mib=gpu.context_overhead_mib if gpu else 0)
             for vgpu, gpu in zip(vgpus, gpus, strict=True)
         )
+
+
+def with_places(
+    vgpus: tuple[Vgpu, ...], places: tuple[int, ...], known: tuple[Vgpu, ...]
+) -> tuple[Vgpu, ...]:
+    """These vGPUs with others in some places; without places the others alone."""
+    if not places:
+        return known
+    there = dict(zip(places, known, strict=True))
+    return tuple(there.get(place, vgpu) for place, vgpu in enumerate(vgpus))

@@ -254,8 +254,9 @@ class GrantLedger:
         if not grant.job and not self._runs_elsewhere(grant, session.node):
             self.end(grant, why)
             return
-        self.mark_ended(session, why)
-        self.event("session.ended", session.id, why.text)
+        if session.state is not SessionState.ENDED:
+            self.mark_ended(session, why)
+            self.event("session.ended", session.id, why.text)
         if grant.job:
             self.recount(grant)
             self.end_if_over(grant)

@@ -16,6 +16,7 @@ from sluice.controller.pool.decisions import (
     Granted,
     ResizeOrder,
     end_orders,
+    session_end_orders,
 )
 from sluice.controller.pool.grants.grant_memory import GrantMemory
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
@@ -25,7 +26,7 @@ from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.grants.suspending import Suspending
 from sluice.controller.pool.grants.suspension import ReportedSuspension
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
-from sluice.controller.pool.model import Grant, GrantState, SessionState, as_it_is
+from sluice.controller.pool.model import Grant, GrantState, Session, SessionState, as_it_is
 from sluice.controller.pool.queue.progress import Progress
 from sluice.resources.ends import End, EndCause
 
@@ -76,12 +77,17 @@ class GrantLifecycle:
     def not_taken(self, granted: Granted, why: End) -> Decisions:
         """A session that was granted does not begin: nobody came for it, or no node takes it."""
         grant, session = granted.grant, granted.session
+        # some of its nodes may expect the client already
+        withdrawn = session_end_orders(granted.sessions, why)
         if not grant.spans_nodes:
-            return self.session_ended(session.id, grant.id, why)
+            decisions = self.session_ended(session.id, grant.id, why)
+            decisions.session_ends += withdrawn
+            return decisions
         decisions = Decisions()
         if grant.state is GrantState.LIVE and self._ledger.give_back(granted, why):
-            # some of its nodes may expect the client already
             decisions.ends = end_orders(grant, why)
+        else:
+            decisions.session_ends = withdrawn
         return self._progress.after(decisions)
 
     # sizes
@@ -195,22 +201,26 @@ class GrantLifecycle:
         decisions = Decisions()
         if grant and grant.state is GrantState.LIVE:
             self._ledger.end_session(grant, session, why)
-            decisions.ends = self._end_given_up(grant, why)
+            self._end_given_up(grant, session, why, decisions)
         return self._progress.after(decisions)
 
-    def _end_given_up(self, grant: Grant, why: End) -> list[EndOrder]:
+    def _end_given_up(self, grant: Grant, ended: Session, why: End, decisions: Decisions) -> None:
         """Who has ended one node's session before coming to the others comes no more.
 
-        So it is where one of the nodes cannot be reached. In a job it is left to the keys, which
-        expire: an order to a node would end other processes' sessions.
+        So it is where one of the nodes cannot be reached. Of a job, others' sessions go on.
         """
         left = self._ledger.sessions.live_of(grant.id)
-        if grant.job or not left or any(s.state is not SessionState.OPENING for s in left):
-            return []
+        if grant.job:
+            left = [s for s in left if ended.request_id and s.request_id == ended.request_id]
+        if not left or any(s.state is not SessionState.OPENING for s in left):
+            return
         if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
-            return []
-        self._ledger.end_soon(grant, why)
-        return end_orders(grant, why)
+            return
+        if grant.job:
+            decisions.session_ends = session_end_orders(left, why)
+        else:
+            self._ledger.end_soon(grant, why)
+            decisions.ends = end_orders(grant, why)
 
     def vgpu_times(self, node: str, reports: Sequence[VgpuReport]) -> None:
         """What the vGPUs of a node's grants have had of its GPUs; of others it is not believed."""

@@ -47,7 +47,7 @@ class Resizing:
             raise Over("grant", f"grant {grant_id} has ended or is being ended")
         if grant.spans_nodes:
             raise Impossible(
-                f"grant {grant_id} has vGPUs of {len(grant.nodes)} nodes, which keep their size: "
+                f"grant {grant_id} has vGPUs of {grant.nodes_in_words}, which keep their size: "
                 "end it, and ask for others"
             )
         if grant.suspension is not SuspensionState.NONE:

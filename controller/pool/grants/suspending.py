@@ -101,9 +101,7 @@ class Suspending:
         grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
             raise Impossible(f"grant {grant_id} is {grant.suspension.value} already")
-        # of several nodes it never can be, whatever else stands in the way
-        first = self.never if grant.spans_nodes else self._not_now
-        if problem := first(grant) or self._not_now(grant) or self.never(grant):
+        if problem := self._why_not(grant):
             raise Impossible(problem)
         grant.suspension, grant.resumes, grant.suspension_note = (
             SuspensionState.SUSPENDING,
@@ -167,7 +165,7 @@ class Suspending:
         """Why a grant of its kind cannot be suspended; "": it can."""
         if grant.spans_nodes:
             return (
-                f"grant {grant.id} has vGPUs of {len(grant.nodes)} nodes, which cannot be "
+                f"grant {grant.id} has vGPUs of {grant.nodes_in_words}, which cannot be "
                 "suspended together: end it instead"
             )
         if any(vgpu.sharing is Sharing.CONCURRENT for vgpu in grant.vgpus):
@@ -176,7 +174,8 @@ class Suspending:
                 "end it instead"
             )
         node = self._fleet.nodes.get(grant.node)
-        if node and not node.swap_mib:
+        # of one that is away nobody knows: its server says so when it comes back
+        if node and node.state is NodeState.UP and not node.swap_mib:
             return (
                 f"node {grant.node} has no host memory for suspended sessions: set [suspend] "
                 "swap_mib in its server.conf (an older sluice-server suspends nothing)"
@@ -187,8 +186,7 @@ class Suspending:
         """Whether it is worth the try now."""
         return (
             grant.suspension is SuspensionState.NONE
-            and not self.never(grant)
-            and not self._not_now(grant)
+            and not self._why_not(grant)
             and not self._failed_lately(grant)
         )
 
@@ -384,6 +382,10 @@ class Suspending:
         if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
             raise Over("grant", f"grant {grant_id} has ended or is being ended")
         return grant
+
+    def _why_not(self, grant: Grant) -> str:
+        """Why it is not suspended now: first what time does not change; "": it can be."""
+        return self.never(grant) or self._not_now(grant)
 
     def _not_now(self, grant: Grant) -> str:
         """What is in the way of suspending it at the moment; "": nothing is."""

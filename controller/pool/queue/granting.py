@@ -262,6 +262,9 @@ class Granting:
         nodes = self._fleet.nodes
         if away := [n for n in grant.nodes_in_order if nodes[n].state is not NodeState.UP]:
             return f"node {away[0]} of its job is not connected"
+        if grant.unknown_places:
+            numbers = ", ".join(map(str, grant.unknown_places))
+            return f"no node has told of vGPU {numbers} of its job since the store was lost"
         # of one node's job it is the end, which is under way
         return self._fleet.why_broken(grant) if grant.spans_nodes else ""
 

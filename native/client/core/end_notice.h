@@ -16,12 +16,13 @@ inline std::atomic<bool> g_several_sessions{false};
 // The process has said good-bye, to which the answer is an end.
 inline std::atomic<bool> g_said_good_bye{false};
 
-// The first call counts; a process has one session, or one on each of several nodes.
+// The first call counts, and of several nodes each reason; a process has one session, or one on
+// each of several nodes.
 inline void say_ended(std::string why) {
   static std::atomic<bool> said{false};
   if (g_said_good_bye) return;
   const bool several = g_several_sessions;
-  if (said.exchange(true) && !several) return;
+  if (said.exchange(true) && (!several || why.empty())) return;
   for (char& c : why)
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
   const std::string text = std::string(several ? "the session on a node" : "the session") +

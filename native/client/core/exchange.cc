@@ -26,6 +26,14 @@ CUresult Session::lose(uint32_t context) {
   return sticky();
 }
 
+CUresult Session::outcome(DeviceMemory::Result result, const Device& device) {
+  if (result == DeviceMemory::Result::kSessionLost) {
+    if (const uint32_t e = channel_->node_error(device.context())) return static_cast<CUresult>(e);
+    if (const CUresult e = sticky(); e != CUDA_SUCCESS) return e;
+  }
+  return as_result(result);
+}
+
 void Session::note_host_kind(const void* at) {
   thread_state().call.pageable = host_memory_.find(at).bytes == 0;
 }
@@ -213,7 +221,14 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
     free_lane.armed = false;
     show_output(exchange.context);
   }
-  return status;
+  return status == CUDA_SUCCESS ? told_before(exchange.context) : status;
+}
+
+// Its GPU is well then, and does what it is asked for with memory that is not what it should be.
+CUresult Session::told_before(uint32_t context) {
+  if (!spans_nodes_) return CUDA_SUCCESS;
+  if (const uint32_t error = channel_->node_error(context)) return static_cast<CUresult>(error);
+  return channel_->some_node_left() ? CUDA_SUCCESS : sticky();
 }
 
 // To the C library's own stream, so that it keeps its place among what the program prints itself.

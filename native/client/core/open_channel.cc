@@ -13,10 +13,19 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   const bool any = c.channel == "auto";
   std::string why_not;
   // What is near leads to one node only (or to another by its relay). All of a job go one way: its
-  // processes, and whoever holds it.
+  // processes, and whoever holds it. A controller that is away now may be there for the next one.
   if (any && c.cross_node && request.vgpu_count > 1 && c.enable_net && !c.controller.empty()) {
     auto channel = open_tcp(c, request, Rdma::kNo, refusal);
     if (channel || !refusal->nobody_answered) return channel;
+    if (!c.job.empty()) {
+      refusal->text =
+          "a job's vGPUs that may be of several nodes (SLUICE_CROSS_NODE=1) are the controller's "
+          "to give, by SLUICE_CHANNEL=" +
+          c.channel + " too, and none answers (" + refusal->text +
+          "): name one by SLUICE_CONTROLLER, or unset SLUICE_CROSS_NODE for a job on the GPUs of "
+          "one node";
+      return nullptr;
+    }
     log_line(LogLevel::kInfo, "vGPUs of several nodes are the controller's to give (" +
                                   refusal->text + "): what is near this machine is asked");
     *refusal = {};

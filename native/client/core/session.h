@@ -20,6 +20,7 @@
 #include "client/core/captures.h"
 #include "client/core/channel.h"
 #include "client/core/config.h"
+#include "client/core/device_memory.h"
 #include "client/core/fences.h"
 #include "client/core/host_memory.h"
 #include "client/core/imported_pool.h"
@@ -69,6 +70,10 @@ class Session {
     return e ? static_cast<CUresult>(e)
              : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
   }
+
+  // What came of memory of a device, as a result; where the session was lost meanwhile, or that
+  // device's node, it is what the calls that follow return.
+  CUresult outcome(DeviceMemory::Result result, const Device& device);
 
   // The stream that a command gives work to, if it does, and whether the host may notice when that
   // is done (core/work_account.h).
@@ -186,6 +191,9 @@ class Session {
   // Its worker is gone: what every call returns from now on. Where that is one node's of several,
   // what calls for that node return: `context` says which was asked for.
   CUresult lose(uint32_t context);
+  // What a node has said of itself before an answer that it gave: of several, whose error is none
+  // of its driver's where a copy from another did not come.
+  CUresult told_before(uint32_t context);
 
   // A wait that the application asked for is over: what is kept for later may go.
   void after_synchronisation(Device& device);

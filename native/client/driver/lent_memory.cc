@@ -62,8 +62,8 @@ CUresult LentMemory::loan_of(uint64_t address, const Loan** loan) {
   made.start = range.start;
   const auto* from = reinterpret_cast<const std::byte*>(range.start);
   MemoryPools& pools = stream_->device->pools;
-  if (const CUresult e =
-          as_result(pools.allocate(pools.standard(), stream_, range.bytes, &made.copy));
+  if (const CUresult e = s_->outcome(
+          pools.allocate(pools.standard(), stream_, range.bytes, &made.copy), *stream_->device);
       e != CUDA_SUCCESS)
     return e;
   // As it is when the stream gets there: what the stream brings to it first is awaited.

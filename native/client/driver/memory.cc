@@ -31,7 +31,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
     if (result == DeviceMemory::Result::kOutOfMemory && d->make_room(wait))
       result = d->memory.allocate(bytes, &address);
   if (result == DeviceMemory::Result::kDone) *pointer = address;
-  return as_result(result);
+  return s->outcome(result, *d);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, size_t height,
@@ -66,7 +66,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (range.imported)
     return s->imported_pools.free(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_unused(s, d); e != CUDA_SUCCESS) return e;
-  return as_result(d->memory.free(pointer));
+  return s->outcome(d->memory.free(pointer), *d);
 }
 
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {

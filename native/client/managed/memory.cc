@@ -78,7 +78,7 @@ CUresult ManagedMemory::place(Device* device, uint64_t bytes, ManagedBlock** blo
   for (const bool wait : {false, true})
     if (result == DeviceMemory::Result::kOutOfMemory && device->make_room(wait))
       result = device->memory.take(whole, &start);
-  if (result != DeviceMemory::Result::kDone) return as_result(result);
+  if (result != DeviceMemory::Result::kDone) return session_.outcome(result, *device);
   std::string error;
   auto made = std::make_unique<ManagedBlock>();
   made->device = device;

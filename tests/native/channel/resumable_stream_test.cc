@@ -2,6 +2,8 @@
 // Two ends of a resumable stream over pairs of sockets that are cut at random places: what arrives
 // is what was sent, once and in order, whatever was cut.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -264,6 +266,35 @@ TEST(ResumableStream, WhoeverDialsFindsTheEndOfAConnectionThatNobodyReads) {
   const iovec part{got, sizeof got};
   EXPECT_EQ(stream.read(&part, 1), static_cast<ssize_t>(sizeof text)) << "nothing is lost";
   close(ends.b);
+}
+
+Ends tcp_pair() {
+  sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
+  socklen_t n = sizeof address;
+  const int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0);
+  auto* const at = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(listener, at, n) | ::listen(listener, 1) | getsockname(listener, at, &n), 0);
+  EXPECT_EQ(connect(near, at, n), 0);
+  const int far = accept(listener, nullptr, nullptr);
+  close(listener);
+  return {near, far};
+}
+
+TEST(ResumableStream, WhoStandsStillOnALiveMachineIsFoundByHisSilence) {
+  const Ends ends = tcp_pair();  // whose kernel would tell of a machine that is gone
+  ResumableStream other(over(ends.b), {60 * kSecond, 60 * kSecond});
+  ResumableStream::Terms terms{60 * kSecond, 60 * kSecond};
+  terms.silent_ns = 1;
+  ResumableStream stream(over(ends.a), terms);
+  for (int i = 0; i < 3; ++i) {
+    other.look(10'000);  // says a word each time, also behind others
+    pollfd word{ends.a, POLLIN, 0};
+    ASSERT_EQ(poll(&word, 1, 60'000), 1);
+    EXPECT_FALSE(stream.look(10'000));
+    EXPECT_EQ(stream.broken_since(), 0) << "nobody reads, and yet it is heard";
+  }
+  EXPECT_FALSE(stream.look(10'000));
+  EXPECT_NE(stream.broken_since(), 0) << "the socket is as it was, and nothing came";
 }
 
 TEST(ResumableStream, WhoeverDialsWaitsWhereNoSocketTells) {
