@@ -20,7 +20,7 @@ import typer
 import yaml
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 
-from sluice.cli.__main__ import app
+from sluice.cli.application import application
 from sluice.cli.top_command import used_gpu_rows, vgpu_rows
 
 pytestmark = pytest.mark.control_plane(shared=True)
@@ -380,7 +380,7 @@ def test_bash_completes_commands_options_and_names(plane: ControlPlane, tmp_path
 
 
 def test_every_command_that_shows_something_takes_o() -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application(optional=False))
     own_words = {"run", "check", "doctor", "enrol", "units", "completion", "ca", "vm", "init"}
     own_words |= {"invite", "cdi", "smi"}  # what they write has formats of its own, or none
 
