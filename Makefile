@@ -19,6 +19,7 @@ $(error The path "$(CURDIR)" has spaces, with which make and several tools do no
 endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+unexport PYTHONDONTWRITEBYTECODE # hundreds of tests start a Python: each would compile all that it imports
 
 .PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release release-again test-release images gpu-host release-data docs clean
 
