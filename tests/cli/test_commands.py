@@ -19,6 +19,7 @@ import pytest
 import typer
 import yaml
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from forks import run_command
 
 from sluice.cli.application import application
 from sluice.cli.top_command import used_gpu_rows, vgpu_rows
@@ -31,14 +32,7 @@ def sluice(*words: str, controller: str = "") -> subprocess.CompletedProcess[str
     environment |= {"PYTHONPATH": str(PYTHON_PATH), "COLUMNS": "200"}
     if controller:
         environment["SLUICE_CONTROLLER"] = controller
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_command(*words, environment=environment)
 
 
 def test_every_list_shows_what_there_is(plane: ControlPlane) -> None:
