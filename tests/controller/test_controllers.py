@@ -269,7 +269,8 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
     three: Controllers, tmp_path: Path
 ) -> None:
     (tmp_path / "plane").mkdir()
-    plane = ControlPlane(tmp_path / "plane", patience=20)
+    # of another name than the simulated one of other tests, which is up for a while yet
+    plane = ControlPlane(tmp_path / "plane", patience=20, server={"node_name": "node-real"})
     config = plane.folder / "server.conf"
     lines = [line for line in config.read_text().splitlines() if "_addr = 127.0.0.1:" not in line]
     place = next(n for n, line in enumerate(lines) if line.strip() == "[controller]") + 1
