@@ -19,6 +19,7 @@ $(error The path "$(CURDIR)" has spaces, with which make and several tools do no
 endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+unexport PYTHONDONTWRITEBYTECODE # hundreds of tests start a Python: each would compile all that it imports
 
 .PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-rdma test-vsphere test-openstack test-kubernetes test-guest-images test-containers test-console screenshots test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages host-packages release release-again test-release images gpu-host release-data docs clean
 
@@ -28,7 +29,8 @@ help:
 demo: ## the main job, in a guest and on the host, with a table at its end (as root; GUEST=no: only the host's part)
 	@JOBS=$(DEMO_JOBS) $(PYTHON) tests/demo/prepare.py $(if $(filter no,$(GUEST)),--without-guest)
 
-test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
+test: build/.base programs ## unit tests and tests with real processes, in some 20 minutes on two cores
+	$(MAKE) -j 2 native lint # mypy has one core busy
 	ctest --test-dir $(BUILD) $(CTEST_FLAGS) --output-on-failure -j$(CTEST_JOBS)
 	$(PY) -m pytest $(PYTEST_FLAGS) -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice ca`: the pool's own certificate authority, where the operator has none.
 
-Mounted by cli.__main__. It asks no controller: it reads and writes files of this host.
+Mounted by cli.application. It asks no controller: it reads and writes files of this host.
 """
 
 from __future__ import annotations

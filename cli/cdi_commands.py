@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice cdi`: the CDI specification by which container engines give vGPUs of this host.
 
-Mounted by cli.__main__. The names are server.conf's [containers]; what they are worth stays with
+Mounted by cli.application. The names are server.conf's [containers]; what they are worth stays with
 the server. The same command of the guest bundle (guest_runtime.cdi) is for VMs, which have no
 server.conf.
 """

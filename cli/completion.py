@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the shell completes: `sluice completion`, and the names of what is in the pool.
 
-Used by cli.__main__ and the arguments of commands. The controller of the environment is asked, for
-a moment: where it does not answer, or wants a token that is not there, nothing is completed and
+Used by cli.application and the arguments of commands. The controller of the environment is asked,
+for a moment: where it does not answer, or wants a token that is not there, nothing is completed and
 nothing is said.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice events` and `audit`: what happened, and who did it.
 
-Mounted by cli.__main__. `events --follow` reads the controller's event stream and takes it up where
-it ended when the line breaks or another controller leads.
+Mounted by cli.application. `events --follow` reads the controller's event stream and takes it up
+where it ended when the line breaks or another controller leads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice gpu health`, `gpu check`, `gpu clear`: which GPUs are fit to be given out, and why not.
 
-Mounted by cli.__main__ into the commands of GPUs.
+Mounted by cli.application into the commands of GPUs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice gpu attach`, `gpu detach`, `gpu attachments`: whole GPUs that VMs hold.
 
-Mounted by cli.__main__ among the commands of GPUs.
+Mounted by cli.application among the commands of GPUs.
 """
 
 from __future__ import annotations

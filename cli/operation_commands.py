@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice pool switch`, `node drain`, `gpu drain`, `grant resize`: what operators do to a pool.
 
-Mounted by cli.__main__, the drains and the resize into the commands of nodes, GPUs and grants.
+Mounted by cli.application, the drains and the resize into the commands of nodes, GPUs and grants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import typer
 from sluice.cli import completion, output
 from sluice.cli.options import Address, Output, Wait, controller
 from sluice.cli.output import Format
-from sluice.cli.pool_commands import gpu_app, grant_app, node_app
 from sluice.cli.rest import CommandError, Controller
 from sluice.cli.waiting import follow
 
@@ -55,7 +54,6 @@ def switch(
     _show(answer, output_format)
 
 
-@gpu_app.command("drain")
 def drain_gpu(
     gpu: Gpu,
     preempt: Preempt = False,
@@ -67,13 +65,11 @@ def drain_gpu(
     _show(_switched(controller(address), gpu, "drained", wait, preempt=preempt), output_format)
 
 
-@gpu_app.command("undrain")
 def undrain_gpu(gpu: Gpu, address: Address = None, output_format: Output = Format.TABLE) -> None:
     """Lets it take grants again."""
     _show(controller(address).put(f"/gpus/{gpu}/switch", {"to": "pooled"}), output_format)
 
 
-@node_app.command("drain")
 def drain_node(
     node: Node,
     wait: Wait = 0.0,
@@ -95,7 +91,6 @@ def drain_node(
         print(f"node {node} is drained: {answer['sessions']} session(s) still run there")
 
 
-@node_app.command("undrain")
 def undrain_node(node: Node, address: Address = None, output_format: Output = Format.TABLE) -> None:
     """Lets it take grants again."""
     answer = controller(address).delete(f"/nodes/{node}/drain")
@@ -103,7 +98,6 @@ def undrain_node(node: Node, address: Address = None, output_format: Output = Fo
         print(f"node {node} takes grants again")
 
 
-@grant_app.command("resize")
 def resize_grant(
     grant: Annotated[str, typer.Argument(autocompletion=completion.grants)],
     memory: Annotated[int, typer.Option(help="MiB of each vGPU (0: as it is)")] = 0,

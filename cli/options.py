@@ -42,6 +42,10 @@ def given(**filters: str | None) -> dict[str, str]:
 _given = rest.Credentials()
 
 
+WITH_VALUE = ("--ca", "--token-file")
+"""The options of take_credentials, each with a value behind it."""
+
+
 def take_credentials(
     ca: Annotated[
         Path | None,

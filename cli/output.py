@@ -15,7 +15,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-import yaml
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -55,6 +54,8 @@ def show_data(value: Any, form: Format) -> bool:
     if form is Format.JSON:
         print(json.dumps(value, indent=2))
     elif form is Format.YAML:
+        import yaml  # which takes as long to load as a table to print
+
         print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
     else:
         return False

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice status`, `node`, `gpu`, `grant`, `session`, `logs`: the pool as the controller knows it.
 
-Mounted by cli.__main__. Every command is one or two REST calls; -o json prints what they answered.
+Mounted by cli.application. Every command is one or two REST calls; -o json prints what they
+answered.
 """
 
 from __future__ import annotations

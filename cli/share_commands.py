@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice reservation`, `quota`, `queue`, `usage`: who may have how much, who waits, who had what.
 
-Mounted by cli.__main__. Every command is one or two REST calls.
+Mounted by cli.application. Every command is one or two REST calls.
 """
 
 from __future__ import annotations

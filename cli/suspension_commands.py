@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice grant suspend|resume|move`, `sluice session suspend|resume`.
 
-Mounted by cli.__main__ into the commands of grants and sessions.
+Mounted by cli.application into the commands of grants and sessions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice token`: who may call the controller.
 
-Mounted by cli.__main__. The secret of a new token is printed once and can be asked of nobody later.
+Mounted by cli.application. The secret of a new token is printed once and can be asked of nobody
+later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice top`: GPUs, the vGPUs on them and their sessions, with what each uses, as it changes.
 
-Mounted by cli.__main__. A look is four REST calls; what it shows is a second old at most.
+Mounted by cli.application. A look is four REST calls; what it shows is a second old at most.
 """
 
 from __future__ import annotations

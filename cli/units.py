@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice units`: writes the systemd units of this installation from templates/systemd.
 
-Mounted by cli.__main__ and called by packaging. The commands in the units are those of the Python
-that runs this, unless told otherwise.
+Mounted by cli.application and called by packaging. The commands in the units are those of the
+Python that runs this, unless told otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice vgpu`: the slices that jobs hold, one a line.
 
-Mounted by cli.__main__. A vGPU has its grant's id and its number in the grant for a name.
+Mounted by cli.application. A vGPU has its grant's id and its number in the grant for a name.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from sluice.config.files import SERVER_FILE
 from sluice.config.ini import Section, read_config
 from sluice.config.sections import (
     ANY_PORT,
@@ -37,7 +38,7 @@ from sluice.config.server_gpus import HealthSection, NativeSection, SuspendSecti
 from sluice.config.server_projects import ProjectsSection
 from sluice.resources.vgpu_request import LABEL_WORD
 
-DEFAULT_PATH = Path("/etc/sluice/server.conf")
+DEFAULT_PATH = SERVER_FILE
 
 
 def _split(value: object) -> object:

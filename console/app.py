@@ -35,6 +35,7 @@ from sluice.console.usage import usage_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.problems import Problem
+from sluice.controller.api.routing import add_routes
 from sluice.controller.auth.browser_sessions import PREFIX, BrowserSessions
 from sluice.controller.auth.oidc import RelyingParty
 from sluice.controller.grant_service import GrantService
@@ -57,18 +58,18 @@ def add_console(
     console = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pool = grant_service.pool
     form = TokenForm(frame, party.section.title if party else "")
-    console.include_router(sign_in_routes(browsers, form))
+    add_routes(console, sign_in_routes(browsers, form))
     if party is not None:
-        console.include_router(person_routes(browsers, party, form))
-    console.include_router(page_routes(pool, rest, frame))
-    console.include_router(finding_routes(pool, frame))
-    console.include_router(chart_routes(pool, frame, histories or Histories()))
-    console.include_router(usage_routes(grant_service, frame))
-    console.include_router(figure_routes(pool, rest, frame))
-    console.include_router(token_pages(browsers, rest, frame))
-    console.include_router(alert_routes(grant_service, frame, alerts))
-    console.include_router(acting_routes(pool, rest, browsers, frame))
-    console.include_router(stream_routes(grant_service, browsers, live))
+        add_routes(console, person_routes(browsers, party, form))
+    add_routes(console, page_routes(pool, rest, frame))
+    add_routes(console, finding_routes(pool, frame))
+    add_routes(console, chart_routes(pool, frame, histories or Histories()))
+    add_routes(console, usage_routes(grant_service, frame))
+    add_routes(console, figure_routes(pool, rest, frame))
+    add_routes(console, token_pages(browsers, rest, frame))
+    add_routes(console, alert_routes(grant_service, frame, alerts))
+    add_routes(console, acting_routes(pool, rest, browsers, frame))
+    add_routes(console, stream_routes(grant_service, browsers, live))
     console.add_api_route("/static/{digest}/{name}", _static)
     _add_errors(console, frame)
     console.add_middleware(SafeHeaders)

@@ -107,9 +107,10 @@ def _first(command: Any) -> str:
 
 def main() -> int:
     """Writes the page."""
-    from sluice.cli.__main__ import app  # what is generated exists after python_layout only
+    # what is generated exists after python_layout only
+    from sluice.cli.application import application
 
-    REFERENCE.write_text(reference(app))
+    REFERENCE.write_text(reference(application(optional=False)))
     return 0
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice openstack`: the adapter's service, its differences, and flavors with vGPUs.
 
-Mounted by cli.__main__. What needs openstacksdk is imported when a command runs: other commands
+Mounted by cli.application. What needs openstacksdk is imported when a command runs: other commands
 neither wait for it nor need it.
 """
 

@@ -10,20 +10,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sluice.config.ini import ConfigError
-from sluice.config.server import DEFAULT_PATH, ServerConfig, read_server_config
+from sluice.config.files import SERVER_FILE
 from sluice.pool_client.errors import UnusableAccess
+
+if TYPE_CHECKING:
+    from sluice.config.server import ServerConfig
 
 TOKEN_PATH = Path("~/.sluice/token")
 
 
 def server_config() -> ServerConfig | None:
     """This host's server.conf, if it has one that the caller may read. Raises UnusableAccess."""
-    if not DEFAULT_PATH.exists() or not os.access(DEFAULT_PATH, os.R_OK):
+    if not SERVER_FILE.exists() or not os.access(SERVER_FILE, os.R_OK):
         return None
+    from sluice.config.ini import ConfigError  # half of a command's time, where there is no file
+    from sluice.config.server import read_server_config
+
     try:
-        return read_server_config(Path(DEFAULT_PATH))
+        return read_server_config(SERVER_FILE)
     except ConfigError as error:
         raise UnusableAccess(str(error)) from None
 

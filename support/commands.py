@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands `sluice doctor` and `sluice support-bundle`.
 
-Mounted by cli.__main__. What they do is imported when they run: the other commands need not wait
+Mounted by cli.application. What they do is imported when they run: the other commands need not wait
 for the server's and the controller's modules.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice init`: makes this host a working part of a pool, its first or a further one.
 
-Mounted by cli.__main__. It asks on a terminal only, shows what it would change of what somebody
+Mounted by cli.application. It asks on a terminal only, shows what it would change of what somebody
 left, and ends with what to do next. Run again it changes nothing, and says so.
 """
 

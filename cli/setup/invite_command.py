@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice invite`: writes the file with which a further host joins the pool.
 
-Mounted by cli.__main__; run on the host on which `sluice init` made the controller, as the CA and
-the admin's token are there.
+Mounted by cli.application; run on the host on which `sluice init` made the controller, as the CA
+and the admin's token are there.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from sluice.controller.alerts.watch import AlertWatch
 from sluice.controller.api.authorisation import Viewer
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Time, time_of
 
 
@@ -49,7 +50,7 @@ class AlertList(BaseModel):
 
 def alert_routes(watch: AlertWatch) -> APIRouter:
     """The handler, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
 
     @routes.get("/alerts", tags=["alerts"])
     async def list_alerts(_: Viewer) -> AlertList:

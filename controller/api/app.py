@@ -40,6 +40,7 @@ from sluice.controller.api.queue_routes import queue_routes
 from sluice.controller.api.quota_routes import quota_routes
 from sluice.controller.api.reservation_batch import reservation_batch_routes
 from sluice.controller.api.reservation_routes import reservation_routes
+from sluice.controller.api.routing import add_routes
 from sluice.controller.api.session_routes import session_routes
 from sluice.controller.api.suspension_routes import suspension_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
@@ -115,9 +116,9 @@ def build_app(
         wall = access.tokens.wall
         routers.append(vendordata_routes(openstack, grant_service.pool, access.enrolments, wall))
     for routes in routers:
-        app.include_router(routes, prefix="/v1")
+        add_routes(app, routes)
     metrics = metrics_routes(grant_service)
-    app.include_router(metrics)
+    add_routes(app, metrics)
     if forgotten := undeclared([*routers, metrics]):
         raise RuntimeError(f"routes that declare no role: {'; '.join(forgotten)}")
     app.add_exception_handler(problems.Problem, problems.answer_problem)

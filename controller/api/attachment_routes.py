@@ -20,6 +20,7 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import CHANGE_PROBLEMS, Problem, not_found
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
@@ -88,7 +89,7 @@ def attachment_view(pool: Pool, found: Attachment) -> AttachmentView:
 
 def attachment_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     attaching = Attaching(grant_service, service)
     _add_reading(routes, grant_service.pool)
     _add_attaching(routes, grant_service.pool, attaching)

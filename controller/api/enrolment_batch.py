@@ -39,6 +39,7 @@ from sluice.controller.api.problems import (
     not_found,
     store_problem,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.enrolments import EnrolmentBook
@@ -88,7 +89,7 @@ class EnrolmentBatchAnswer(BaseModel):
 
 def enrolment_batch_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) -> APIRouter:
     """The handler, bound to one pool's enrolments; now() is in seconds since the epoch."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
 
     async def done(item: Item, caller: Caller) -> EnrolmentView:
         if isinstance(item, CreateItem):

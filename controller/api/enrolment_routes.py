@@ -19,6 +19,7 @@ from sluice.controller.api.authorisation import Operator, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import ENROLMENT, Caller
 from sluice.controller.auth.enrolments import Enrolment, EnrolmentBook, NotOpen
@@ -194,7 +195,7 @@ def made_view(enrolment: Enrolment, secret: str, now: float) -> EnrolmentMade:
 
 def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) -> APIRouter:
     """The handlers, bound to one pool's enrolments; now() is in seconds since the epoch."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     _add_making(routes, book, pool, now)
     _add_reading(routes, book, now)
     _add_withdrawing(routes, book, now)

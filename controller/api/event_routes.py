@@ -24,6 +24,7 @@ from sluice.config.places import Places
 from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
 from sluice.controller.api.problems import Problem, no_place, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
@@ -174,7 +175,7 @@ class _EventLog:
 
 def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     log = _EventLog(grant_service)
 
     @routes.get("/events", tags=["events"])

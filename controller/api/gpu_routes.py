@@ -19,6 +19,7 @@ from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.node_routes import NodeStateName
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import CHANGE_PROBLEMS, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Gpu, GpuKey, GpuMode
@@ -69,7 +70,7 @@ def _switch_view(pool: Pool, key: GpuKey) -> SwitchView:
 
 def gpu_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/gpus", tags=["gpus"])

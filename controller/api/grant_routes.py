@@ -25,6 +25,7 @@ from sluice.controller.api.problems import (
     not_found,
     problem_responses,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
@@ -72,7 +73,7 @@ async def _not_known(
 
 def grant_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/grants", tags=["grants"])

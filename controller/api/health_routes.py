@@ -13,6 +13,7 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.grant_service import GrantService
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
@@ -23,7 +24,7 @@ ORDER_SECONDS = 10.0
 
 def health_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     async def order(gpu_id: str, *, clear: bool) -> schemas.GpuView:

@@ -17,6 +17,7 @@ from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page_in_order
 from sluice.controller.api.problems import CHANGE_PROBLEMS, SHOW_PROBLEMS, not_found
+from sluice.controller.api.routing import REST
 from sluice.controller.grant_service import GrantService
 
 NodeStateName = Literal["up", "away", "lost"]
@@ -24,7 +25,7 @@ NodeStateName = Literal["up", "away", "lost"]
 
 def node_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/nodes", tags=["nodes"])

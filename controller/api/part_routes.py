@@ -29,6 +29,7 @@ from sluice.controller.api.reservation_routes import (
     refuse_in_trouble,
     reservation_view,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
@@ -100,7 +101,7 @@ def _project(asked: PartRequest, whole: Reservation, caller: Caller) -> str:
 
 def part_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/reservations/{name}/parts", tags=["reservations"], responses=SHOW_PROBLEMS)

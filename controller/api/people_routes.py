@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from sluice.controller.api.authorisation import Admin
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.people import PeopleBook, Person
@@ -55,7 +56,7 @@ class SignedOut(BaseModel):
 
 def people_routes(people: PeopleBook, browsers: BrowserSessions) -> APIRouter:
     """The handlers, bound to one pool's people."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
 
     def view(person: Person, sessions: int) -> PersonView:
         return PersonView(

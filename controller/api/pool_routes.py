@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from sluice.config.version import own_version
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Viewer
+from sluice.controller.api.routing import REST
 from sluice.controller.grant_service import GrantService
 from sluice.controller.metrics.tallies import LOST
 from sluice.controller.pool.model import NodeState
@@ -20,7 +21,7 @@ from sluice.controller.pool.model import NodeState
 
 def pool_routes(grant_service: GrantService) -> APIRouter:
     """The handler, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/pool", tags=["pool"])

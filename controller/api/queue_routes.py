@@ -14,6 +14,7 @@ from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit
 from sluice.controller.api.problems import CHANGE_PROBLEMS, not_found
+from sluice.controller.api.routing import REST
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.pool import Pool
 from sluice.controller.pool.queue.waiting import Entry
@@ -52,7 +53,7 @@ class Place(BaseModel):
 
 def queue_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/queue", tags=["queue"])

@@ -15,6 +15,7 @@ from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.problems import CHANGE_PROBLEMS
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name, Size
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Quota
@@ -74,7 +75,7 @@ def _quota_view(pool: Pool, project: str) -> QuotaView:
 
 def quota_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/quotas", tags=["quotas"])

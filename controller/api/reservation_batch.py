@@ -33,6 +33,7 @@ from sluice.controller.api.reservation_routes import (
     refuse_in_trouble,
     reservation_view,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
@@ -96,7 +97,7 @@ class BatchAnswer(BaseModel):
 
 def reservation_batch_routes(grant_service: GrantService) -> APIRouter:
     """The handler, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.post("/reservations:batch", tags=["reservations"])

@@ -23,6 +23,7 @@ from sluice.controller.api.problems import (
     not_found,
     problem_responses,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name, Size, Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import DEFAULT_PROJECT, OwnerKind, Reservation, ReservationState
@@ -160,7 +161,7 @@ def _reservation_of(pool: Pool, name: str) -> Reservation:
 
 def reservation_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/reservations", tags=["reservations"])

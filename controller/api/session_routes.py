@@ -16,6 +16,7 @@ from sluice.controller.api.authorisation import OperatorOrTenant, ViewerOrTenant
 from sluice.controller.api.node_problems import told
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.session_figures import SessionFigures, session_figures
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
@@ -44,7 +45,7 @@ def _session_of(pool: Pool, session_id: str, caller: Caller) -> Session:
 
 def session_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     @routes.get("/sessions", tags=["sessions"])

@@ -18,6 +18,7 @@ from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import CHANGE_PROBLEMS, Problem, not_found
+from sluice.controller.api.routing import REST
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.pool import Pool
 from sluice.resources.problem_types import ProblemType
@@ -41,7 +42,7 @@ class GrantMove(BaseModel):
 
 def suspension_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
 
     async def change(grant_id: str, if_match: str | None, *, resume: bool) -> schemas.GrantView:

@@ -21,6 +21,7 @@ from sluice.config.job_token import job_of
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, no_place, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import (
     HoldRequest,
     PlaceInQueue,
@@ -222,7 +223,7 @@ def tcp_session_routes(
     grant_service: GrantService, service: PoolService, key_seconds: int
 ) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     tickets = _Tickets(grant_service, service, key_seconds)
 
     @routes.post(

@@ -15,6 +15,7 @@ from sluice.controller.api.authorisation import Admin, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role, Token, TokenBook
@@ -116,7 +117,7 @@ class CallerView(BaseModel):
 
 def token_routes(tokens: TokenBook) -> APIRouter:
     """The handlers, bound to one pool's tokens."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     _add_whoami(routes)
     _add_reading(routes, tokens)
     _add_making(routes, tokens)

@@ -18,6 +18,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime, BaseModel, Field
 
 from sluice.controller.api.authorisation import ViewerOrTenant
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
@@ -118,7 +119,7 @@ async def shared_between(
 
 def usage_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
 
     @routes.get("/usage", tags=["usage"])
     async def show_usage(

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sluice.config.controller import OpenStackSection
 from sluice.controller.api.authorisation import needs
 from sluice.controller.api.problems import problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.enrolments import EnrolmentBook
@@ -158,7 +159,7 @@ def vendordata_routes(
     now: Callable[[], float],
 ) -> APIRouter:
     """The handler, bound to one pool; now() is in seconds since the epoch."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     instances = _Instances(section, pool, book, now)
 
     @routes.post("/vendordata", tags=["openstack"], responses=problem_responses(401))

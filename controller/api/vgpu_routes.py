@@ -16,6 +16,7 @@ from sluice.controller.api.authorisation import ViewerOrTenant
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import SHOW_PROBLEMS, not_found, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.pool.model import GpuKey, Grant, GrantState, SessionState
 from sluice.controller.pool.pool import Pool
@@ -75,7 +76,7 @@ class VgpuList(Page):
 
 def vgpu_routes(pool: Pool) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
 
     @routes.get("/vgpus", tags=["vgpus"], responses=problem_responses(404, 409))
     async def list_vgpus(

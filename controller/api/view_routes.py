@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, problem_responses
+from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import SessionRequest
 from sluice.controller.api.tcp_sessions import grant_request_of
 from sluice.controller.grant_service import GrantService
@@ -76,7 +77,7 @@ class _Kept:
 
 def view_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handler, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     pool = grant_service.pool
     kept: dict[tuple[object, ...], _Kept] = {}
 

@@ -25,6 +25,7 @@ from sluice.controller.api.problems import (
     not_found,
     problem_responses,
 )
+from sluice.controller.api.routing import REST
 from sluice.controller.pool.model import Mode
 from sluice.controller.pool.pool import Pool
 from sluice.controller.pool.reservations.machines import Machine
@@ -109,7 +110,7 @@ def vm_view(machine: Machine) -> VmView:
 
 def vm_routes(pool: Pool, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
-    routes = APIRouter()
+    routes = APIRouter(prefix=REST)
     _add_reading(routes, pool)
     _add_changing(routes, pool, service)
     return routes

@@ -149,6 +149,7 @@ class FullConsole:
             folder,
             1,
             {"kind": "sqlite"},
+            anew=True,
             pool={"heartbeat_seconds": 5, "node_timeout_seconds": 3600},
             auth={"local": "operator", "requests_per_second": 0},
             database=database,

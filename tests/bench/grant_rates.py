@@ -212,7 +212,7 @@ def scratch() -> Any:
 
 def sqlite_figures() -> list[Figure]:
     """Grants and releases on one controller with SQLite, synchronous = FULL."""
-    with scratch() as folder, controllers(folder, 1, {"kind": "sqlite"}) as one:
+    with scratch() as folder, controllers(folder, 1, {"kind": "sqlite"}, anew=True) as one:
         return measure(one, folder, "sqlite", str(folder / "bare.db"), (1000, 20))
 
 
@@ -223,7 +223,7 @@ def etcd_figures() -> list[Figure]:
         return []
     with scratch() as folder, etcd_members(folder / "etcd", 3) as members:
         endpoints = ",".join(members.endpoints)
-        with controllers(folder, 2, {"kind": "etcd", "endpoints": endpoints}) as two:
+        with controllers(folder, 2, {"kind": "etcd", "endpoints": endpoints}, anew=True) as two:
             return measure(two, folder, "etcd", f"etcd={endpoints}", (300, 60))
 
 

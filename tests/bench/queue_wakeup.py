@@ -91,7 +91,7 @@ def queue_figures() -> list[Figure]:
     with scratch() as folder:
         with bare_pool(str(folder / "bare.db"), ROOM) as target:
             bare = asyncio.run(load(target))
-        with controllers(folder, 1, {"kind": "sqlite"}) as one:
+        with controllers(folder, 1, {"kind": "sqlite"}, anew=True) as one:
             taken = asyncio.run(load(one.grpc[one.leader()]))
     p99, floor = percentile(taken, 0.99), percentile(bare, 0.99)
     print(

@@ -131,7 +131,7 @@ async def until_back(several: Controllers, number: int, nodes: int, node: str) -
 
 def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> list[Figure]:
     """The time of one start, and the controller's memory when all are back."""
-    several = Controllers(folder, 1, store)
+    several = Controllers(folder, 1, store, anew=True)
     reports = [report.SerializeToString() for report in inventories(pool)]
     context = multiprocessing.get_context("spawn")
     shares = [reports[n::SERVER_PROCESSES] for n in range(SERVER_PROCESSES)]

@@ -61,6 +61,7 @@ class Cluster:
             folder,
             controllers,
             store,
+            anew=True,
             pool={
                 "node_timeout_seconds": node_timeout_seconds,
                 "key_seconds": 5,

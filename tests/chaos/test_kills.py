@@ -38,7 +38,7 @@ class Pool:
         self.accounts = folder / "account"
         self.accounts.mkdir()
         auth = {"local": "operator", "requests_per_second": 0}
-        self.controllers = Controllers(folder, 1, {"kind": "sqlite"}, auth=auth)
+        self.controllers = Controllers(folder, 1, {"kind": "sqlite"}, auth=auth, anew=True)
         self._client = httpx.AsyncClient(timeout=20)
 
     async def start(self) -> SimulatedNode:

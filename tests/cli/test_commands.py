@@ -19,8 +19,9 @@ import pytest
 import typer
 import yaml
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from forks import run_command
 
-from sluice.cli.__main__ import app
+from sluice.cli.application import application
 from sluice.cli.top_command import used_gpu_rows, vgpu_rows
 
 pytestmark = pytest.mark.control_plane(shared=True)
@@ -31,14 +32,7 @@ def sluice(*words: str, controller: str = "") -> subprocess.CompletedProcess[str
     environment |= {"PYTHONPATH": str(PYTHON_PATH), "COLUMNS": "200"}
     if controller:
         environment["SLUICE_CONTROLLER"] = controller
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_command(*words, environment=environment)
 
 
 def test_every_list_shows_what_there_is(plane: ControlPlane) -> None:
@@ -380,7 +374,7 @@ def test_bash_completes_commands_options_and_names(plane: ControlPlane, tmp_path
 
 
 def test_every_command_that_shows_something_takes_o() -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application(optional=False))
     own_words = {"run", "check", "doctor", "enrol", "units", "completion", "ca", "vm", "init"}
     own_words |= {"invite", "cdi", "smi"}  # what they write has formats of its own, or none
 

@@ -85,6 +85,7 @@ def pool(short_path: Path, release: Release) -> Iterator[Pool]:
             short_path,
             CONTROLLERS,
             store,
+            anew=True,
             pool={"node_timeout_seconds": 120},
             auth={"local": "operator"},
         )

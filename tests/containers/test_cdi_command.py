@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sluice.cli.__main__ import app
+from sluice.cli.application import application
 from sluice.cli.rest import CommandError
 from sluice.guest_runtime import cdi, cdi_specification
 from sluice.guest_runtime.configuration import read_settings
@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> Path:
 
 def generate(bundle: Path, config: Path, output: str, *more: str) -> str:
     words = ["cdi", "generate", "--bundle", str(bundle), "--config", str(config)]
-    result = CliRunner().invoke(app, [*words, "--output", output, *more])
+    result = CliRunner().invoke(application(words), [*words, "--output", output, *more])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import grpc
 import httpx
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from forks import run_command
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -44,10 +44,7 @@ def sluice(
         "SLUICE_CONTROLLER": plane.url,
         **environment,
     }
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env=clean, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_command(*words, environment=clean)
 
 
 def test_without_a_token_nothing_is_told(plane: ControlPlane) -> None:

@@ -20,6 +20,7 @@ import httpx
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from controllers import Controllers, SimulatedServer, controllers
+from forks import run_command
 
 from sluice.nova_driver.pool_events import PoolEvent, follow
 from sluice.pool_client.access import Access, Credentials
@@ -70,11 +71,8 @@ def test_a_follower_refers_to_the_leader(two: Controllers) -> None:
         assert dict(refused.value.trailing_metadata())["sluice-leader"] == two.grpc[leader]
 
     def cli(controller: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sluice.cli", "node", "list", "--controller", controller],
-            env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
-            text=True, capture_output=True, check=False,
-        )  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(PYTHON_PATH)}
+        return run_command("node", "list", "--controller", controller, environment=environment)
 
     assert cli(two.rest[follower]).returncode == 0
     assert cli(f"127.0.0.1:1,{two.rest[follower]}").returncode == 0
@@ -271,7 +269,8 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
     three: Controllers, tmp_path: Path
 ) -> None:
     (tmp_path / "plane").mkdir()
-    plane = ControlPlane(tmp_path / "plane", patience=20)
+    # of another name than the simulated one of other tests, which is up for a while yet
+    plane = ControlPlane(tmp_path / "plane", patience=20, server={"node_name": "node-real"})
     config = plane.folder / "server.conf"
     lines = [line for line in config.read_text().splitlines() if "_addr = 127.0.0.1:" not in line]
     place = next(n for n, line in enumerate(lines) if line.strip() == "[controller]") + 1
@@ -287,6 +286,7 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
         plane.start_server(joined=False)
         wait_for(lambda: nodes().get(plane.node) == "up", message="the node to join")
         held = plane.client(gmem_mib=64, program="survivor")
+        assert held.first["status"] == 0, held.first
         [before] = three.grants()
         three.signal(three.leader(), signal.SIGKILL)
         second = plane.client(gmem_mib=64)  # asked while nobody leads

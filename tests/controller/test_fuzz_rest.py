@@ -31,7 +31,7 @@ pytestmark = pytest.mark.control_plane(
 )
 
 LONG = bool(os.environ.get("SLUICE_LONG"))
-EXAMPLES = 1000 if LONG else 40
+EXAMPLES = 1000 if LONG else 25
 MEANT = {503}
 CHECKS = [
     content_type_conformance,

@@ -10,13 +10,13 @@ import secrets
 import shutil
 import sqlite3
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from control_plane import PYTHON_PATH
 from ends import BY_OPERATOR, DONE
+from forks import run_command
 from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.grant_service import GrantService
@@ -380,10 +380,9 @@ def test_the_commands_of_an_operator(tmp_path: Path) -> None:
     config.write_text(f"[controller]\nstore = {tmp_path}/store.db\n")
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sluice.controller", "--config", str(config), *words],
-            env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
-            text=True, capture_output=True, check=False,
+        return run_command(
+            "--config", config, *words, module="sluice.controller",
+            environment={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
         )  # fmt: skip
 
     assert "3 grants" in command("check").stdout

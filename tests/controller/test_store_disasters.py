@@ -24,6 +24,7 @@ import httpx
 import pytest
 from control_plane import PYTHON_PATH
 from controllers import Controllers, SimulatedServer
+from forks import run_command
 
 from sluice.server.sessions.open_session import RefusalError
 
@@ -74,13 +75,9 @@ def command(
     controllers: Controllers, folder: Path, *words: str
 ) -> subprocess.CompletedProcess[str]:
     """The controller's own command, run to its end."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "sluice.controller"),
-            *("--config", str(folder / "controller0.conf"), *words),
-        ],
-        env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
-        text=True, capture_output=True, check=False, timeout=PATIENCE,
+    return run_command(
+        "--config", folder / "controller0.conf", *words, module="sluice.controller",
+        environment={**os.environ, "PYTHONPATH": str(PYTHON_PATH)}, timeout=PATIENCE,
     )  # fmt: skip
 
 

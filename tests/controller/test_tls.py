@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from forks import run_command
 from scrapes import scrape
 
 from sluice.rpc import pool_pb2 as rpc
@@ -25,11 +26,7 @@ pytestmark = pytest.mark.control_plane(
 
 def sluice(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "ORION_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env={**clean, "PYTHONPATH": str(PYTHON_PATH), **environment},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_command(*words, environment={**clean, "PYTHONPATH": str(PYTHON_PATH), **environment})
 
 
 def make_ca(folder: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 from control_plane import PYTHON_PATH, wait_for
 from ends import DONE
+from forks import OTHER_CODE, Service, start_service
 from free_ports import free_port
 from places import HERE, Place
 
@@ -36,7 +37,11 @@ from sluice.server.controller.orders import OrderRefused
 
 
 class Controllers:
-    """Controllers that share a store; start() first."""
+    """Controllers that share a store; start() first.
+
+    They are forked off one that has loaded what a controller does, unless their code is another
+    (`program`, `environment`), they are elsewhere, or `anew` wants them as users start them.
+    """
 
     def __init__(
         self,
@@ -48,7 +53,8 @@ class Controllers:
         auth: dict[str, Any] | None = None,
         log_level: str = "INFO",
         places: Sequence[Place] = (),
-        program: Sequence[str] = ("-m", "sluice.controller"),
+        program: Sequence[str] = (),
+        anew: bool = False,
         environment: dict[str, str] | None = None,
         database: Path | None = None,
     ) -> None:
@@ -56,11 +62,13 @@ class Controllers:
         self.database = database or folder / "controller.db"
         self._places = places or [HERE] * count
         self._program = program
-        self._environment = {**os.environ, "PYTHONPATH": str(PYTHON_PATH), **(environment or {})}
+        self._anew = anew
+        self._told = environment or {}
+        self._environment = {**os.environ, "PYTHONPATH": str(PYTHON_PATH), **self._told}
         self.token = ""  # shown with every REST call
         self.rest = [f"{place.address}:{free_port()}" for place in self._places]
         self.grpc = [f"{place.address}:{free_port()}" for place in self._places]
-        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        self.processes: list[Service | None] = [None] * count
         for number in range(count):
             sections = {
                 "log": {
@@ -96,15 +104,17 @@ class Controllers:
 
     def start_one(self, number: int, environment: dict[str, str] | None = None) -> None:
         """Starts one, anew or again; with `environment` another one, such as a newer release's."""
-        with (self._folder / f"controller{number}.out").open("ab") as out:
+        said = self._folder / f"controller{number}.out"
+        config = ["--config", str(self._folder / f"controller{number}.conf")]
+        variables = {**self._environment, **(environment or {})}
+        enter, other = self._places[number].enter, OTHER_CODE & {*self._told, *(environment or {})}
+        if not (self._anew or self._program or enter or other):
+            self.processes[number] = start_service("controller", config, said, variables)
+            return
+        program = self._program or ("-m", "sluice.controller")
+        with said.open("ab") as out:
             self.processes[number] = subprocess.Popen(
-                [
-                    *(*self._places[number].enter, sys.executable, *self._program),
-                    *("--config", str(self._folder / f"controller{number}.conf")),
-                ],
-                stdout=out,
-                stderr=out,
-                env={**self._environment, **(environment or {})},
+                [*enter, sys.executable, *program, *config], stdout=out, stderr=out, env=variables
             )
 
     def part(self, number: int) -> dict[str, Any]:

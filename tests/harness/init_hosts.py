@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from control_plane import PYTHON_PATH, wait_for
+from forks import Service, run_command, start_service
 from free_ports import free_port
 from standing_processes import end_standing_processes
 
@@ -22,15 +22,8 @@ def sluice(
 ) -> subprocess.CompletedProcess[str]:
     """The command, with nothing of this machine's environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "ORION_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env={**clean, "PYTHONPATH": str(PYTHON_PATH), "COLUMNS": "200", **variables},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {**clean, "PYTHONPATH": str(PYTHON_PATH), "COLUMNS": "200", **variables}
+    return run_command(*words, environment=environment, stdin=stdin)
 
 
 class InitHost:
@@ -41,7 +34,7 @@ class InitHost:
         self.etc = folder / "etc"
         self.etc.mkdir(parents=True)
         self.rest_port, self.grpc_port = free_port(), free_port()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Service] = {}
         log = f"[log]\nlog_dir = {folder}/log\n"
         self.controller_settings = (
             f"{log}[controller]\nrest_port = {self.rest_port}\ngrpc_port = {self.grpc_port}\n"
@@ -76,14 +69,12 @@ class InitHost:
 
     def start(self, service: str) -> None:
         """The controller or the server, by the configuration that is there."""
-        command = [sys.executable, "-m", f"sluice.{service}"]
-        with (self.folder / f"{service}.out").open("ab") as out:
-            self.processes[service] = subprocess.Popen(
-                [*command, "--config", str(self.etc / f"{service}.conf")],
-                stdout=out,
-                stderr=out,
-                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
-            )
+        self.processes[service] = start_service(
+            service,
+            ["--config", str(self.etc / f"{service}.conf")],
+            self.folder / f"{service}.out",
+            {**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+        )
 
     def said(self, service: str) -> str:
         """What it wrote to its standard output."""

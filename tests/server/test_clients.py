@@ -20,6 +20,7 @@ from typing import Any
 import job_process
 import pytest
 from control_plane import ControlPlane, native_worker, wait_for
+from forks import run_command
 from job_process import JobProcess
 
 from sluice.config.native_files import find_native
@@ -46,14 +47,7 @@ def variables(plane: ControlPlane, **more: str) -> dict[str, str]:
 
 
 def sluice(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env=variables(plane),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_command(*words, environment=variables(plane))
 
 
 # what is asked for

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from control_plane import PYTHON_PATH
+from forks import OTHER_CODE, run_command
 
 
 def run(
@@ -15,11 +16,10 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "ORION_"))}
     native = {k: v for k, v in os.environ.items() if k == "SLUICE_NATIVE_DIR"}
+    environment = {**kept, **native, "PYTHONPATH": str(PYTHON_PATH), **variables}
+    if not OTHER_CODE & {*variables}:
+        return run_command(*words, module=module, environment=environment)
     return subprocess.run(
         [sys.executable, "-m", module, *words],
-        env={**kept, **native, "PYTHONPATH": str(PYTHON_PATH), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from control_plane import PYTHON_PATH, ControlPlane
+from forks import run_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "tests" / "gpu"))
@@ -55,18 +56,9 @@ def start_subject(
 
 def sluice(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
     """The command, as an operator gives it."""
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.cli", *words],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(PYTHON_PATH),
-            "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    address = f"127.0.0.1:{plane.rest_port}"
+    variables = {"PYTHONPATH": str(PYTHON_PATH), "SLUICE_CONTROLLER": address}
+    return run_command(*words, environment={**os.environ, **variables})
 
 
 def grant_of(plane: ControlPlane, pid: int) -> dict[str, Any]:

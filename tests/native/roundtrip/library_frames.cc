@@ -159,10 +159,16 @@ void answer_questions(FakeLibraries& fake) {
     if (words[1]) std::memcpy(reinterpret_cast<void*>(words[1]), &ranks, sizeof ranks);
     return 0;
   };
-  for (const FunctionSpec* f : library_functions()) {
-    const std::string name = f->name;
-    if (name.rfind("cusolverDnX", 0) != 0 || !name.ends_with("_bufferSize")) continue;
-    fake.instead[name] = [f](const uint64_t* words) {
+  static const auto sizes = [] {  // once: there are thousands of functions, and as many rigs
+    std::vector<const FunctionSpec*> found;
+    for (const FunctionSpec* f : library_functions()) {
+      const std::string_view name = f->name;
+      if (name.starts_with("cusolverDnX") && name.ends_with("_bufferSize")) found.push_back(f);
+    }
+    return found;
+  }();
+  for (const FunctionSpec* f : sizes) {
+    fake.instead[f->name] = [f](const uint64_t* words) {
       const uint64_t bytes = 3;
       for (int i = 0; i < f->params; ++i)
         if (f->param[i].kind == ParamKind::kOut && words[i])
