@@ -14,7 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
 from programs import Program, facts, load_programs  # noqa: E402
 
-PROGRAMS = [one for one in load_programs(milestone_only=False) if one.name.startswith("managed")]
+PROGRAMS = [
+    one
+    for one in load_programs(milestone_only=False)
+    if one.name.startswith("managed") or one.name == "host_virtual_memory"
+]
 
 
 @pytest.fixture(scope="session")

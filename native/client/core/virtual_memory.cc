@@ -180,7 +180,9 @@ CUresult VirtualMemory::map(uint64_t address, uint64_t bytes, uint64_t id) {
   if (next != mappings_.end() && next->first - address < bytes) return CUDA_ERROR_INVALID_VALUE;
   if (next != mappings_.begin() && address - std::prev(next)->first < std::prev(next)->second.bytes)
     return CUDA_ERROR_INVALID_VALUE;
-  mappings_[address] = {bytes, id, a->device, {}};
+  const bool of_host = a->properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+  if (of_host && a->mappings > 0) return CUDA_ERROR_NOT_SUPPORTED;  // it is seen at one place
+  mappings_[address] = {bytes, id, a->device, {}, of_host, false};
   ++a->mappings;
   return session_.tell(*a->device, wire::kAllocationMap, wire::AllocationMap{id, address, bytes});
 }
@@ -251,6 +253,27 @@ CUresult VirtualMemory::set_access(uint64_t address, uint64_t bytes, const Devic
     else
       window.note_backed(at, mapping.bytes);
   }
+  return CUDA_SUCCESS;
+}
+
+// Without the lock while it is moved: what moves it looks for its mapping.
+CUresult VirtualMemory::show(uint64_t address, uint64_t bytes, bool seen) {
+  std::vector<std::pair<uint64_t, Mapping>> found;
+  {
+    std::lock_guard lock(mutex_);
+    const auto [first, last] = in_range(address, bytes);
+    if (first == last) return CUDA_ERROR_INVALID_VALUE;
+    for (auto it = first; it != last; ++it) {
+      if (!it->second.of_host) return CUDA_ERROR_NOT_SUPPORTED;
+      it->second.seen = seen;
+    }
+    found.assign(first, last);
+  }
+  for (const auto& [at, mapping] : found)
+    if (const CUresult e = seen ? session_.managed.adopt(mapping.device, at, mapping.bytes)
+                                : session_.managed.disown(at, mapping.bytes);
+        e != CUDA_SUCCESS)
+      return e;
   return CUDA_SUCCESS;
 }
 

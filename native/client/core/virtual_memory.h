@@ -48,6 +48,8 @@ class VirtualMemory {
     uint64_t allocation = 0;
     Device* device = nullptr;                      // whose memory it is
     std::map<uint32_t, CUmemAccess_flags> access;  // by device; none where there is none
+    bool of_host = false;                          // host memory was asked for
+    bool seen = false;                             // by the program itself
   };
 
   explicit VirtualMemory(Session& session) : session_(session) {}
@@ -65,6 +67,9 @@ class VirtualMemory {
   bool whole_mappings(uint64_t address, uint64_t bytes);
   CUresult set_access(uint64_t address, uint64_t bytes, const Device& device,
                       CUmemAccess_flags access);
+  // The program's own access to memory that was asked for on the host. It is the vGPU's memory all
+  // the same, which the program sees as it sees managed memory.
+  CUresult show(uint64_t address, uint64_t bytes, bool seen);
   CUresult retain(uint64_t address, uint64_t* id);
   CUresult properties(uint64_t id, CUmemAllocationProp* properties);
   // A descriptor that another process can import, and its import.

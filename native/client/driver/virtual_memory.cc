@@ -21,6 +21,12 @@ constexpr uint64_t kHostPage = 4096;
 
 bool whole(uint64_t n) { return n != 0 && n % kGranularity == 0; }
 
+bool on_host(const CUmemLocation& location) {
+  return location.type == CU_MEM_LOCATION_TYPE_HOST ||
+         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
 // The device that a location names.
 CUresult locate(Session* s, const CUmemLocation& location, Device** device) {
   if (location.type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -33,6 +39,24 @@ CUresult locate(Session* s, const CUmemLocation& location, Device** device) {
   return CUDA_SUCCESS;
 }
 
+// Reservations lie in the window of the device at hand; any device's memory can be mapped there.
+Device* home_of(Session* s) {
+  Session* same;
+  Device* d;
+  return enter(&same, &d) == CUDA_SUCCESS ? d : s->devices()[0].get();
+}
+
+// Host memory is the vGPU's at hand, seen as managed memory is (docs/managed-memory.md): so it has
+// no descriptor, which would be a view of its own for another process.
+CUresult check_host(Session* s, const CUmemAllocationProp& p, Device** device) {
+  if (p.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && p.location.id < 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (p.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE || s->spans_nodes())
+    return CUDA_ERROR_NOT_SUPPORTED;
+  *device = home_of(s);
+  return CUDA_SUCCESS;
+}
+
 CUresult check(Session* s, const CUmemAllocationProp& p, Device** device) {
   if (p.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (p.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE &&
@@ -41,14 +65,32 @@ CUresult check(Session* s, const CUmemAllocationProp& p, Device** device) {
   if (p.win32HandleMetaData || p.allocFlags.compressionType > CU_MEM_ALLOCATION_COMP_GENERIC)
     return CUDA_ERROR_INVALID_VALUE;
   if (p.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) return CUDA_ERROR_NOT_SUPPORTED;
-  return locate(s, p.location, device);
+  return on_host(p.location) ? check_host(s, p, device) : locate(s, p.location, device);
 }
 
-// Reservations lie in the window of the device at hand; any device's memory can be mapped there.
-Device* home_of(Session* s) {
-  Session* same;
-  Device* d;
-  return enter(&same, &d) == CUDA_SUCCESS ? d : s->devices()[0].get();
+// Whether the program sees it by way of this device.
+bool is_seen(Session* s, CUdeviceptr pointer, const Device* d) {
+  uint64_t start;
+  VirtualMemory::Mapping mapping;
+  return s->virtual_memory.find(pointer, &start, &mapping) && mapping.seen && mapping.device == d;
+}
+
+// The program's own access. What its memory is moved by is the vGPU's access, which comes with it.
+CUresult set_host_access(Session* s, CUdeviceptr pointer, size_t bytes, unsigned flags) {
+  uint64_t start;
+  VirtualMemory::Mapping mapping;
+  if (flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!s->virtual_memory.find(pointer, &start, &mapping)) return CUDA_ERROR_INVALID_VALUE;
+  if (!mapping.of_host) return CUDA_ERROR_NOT_SUPPORTED;
+  const bool seen = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  for (auto& d : s->devices())
+    if (const CUresult e = seen ? CUDA_SUCCESS : wait_idle(s, d.get()); e != CUDA_SUCCESS) return e;
+  if (seen)
+    if (const CUresult e = s->virtual_memory.set_access(pointer, bytes, *mapping.device,
+                                                        CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        e != CUDA_SUCCESS)
+      return e;
+  return s->virtual_memory.show(pointer, bytes, seen);
 }
 
 }  // namespace
@@ -119,6 +161,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   for (auto& d : s->devices())
     if (const CUresult e = wait_idle(s, d.get()); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->managed.disown(pointer, bytes); e != CUDA_SUCCESS) return e;
   return s->virtual_memory.unmap(pointer, bytes);
 }
 
@@ -132,8 +175,14 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
         flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return CUDA_ERROR_INVALID_VALUE;
+    if (on_host(access[i].location)) {
+      if (const CUresult e = set_host_access(s, pointer, bytes, flags); e != CUDA_SUCCESS) return e;
+      continue;
+    }
     Device* d;
     if (const CUresult e = locate(s, access[i].location, &d); e != CUDA_SUCCESS) return e;
+    if (flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE && is_seen(s, pointer, d))
+      return CUDA_ERROR_NOT_SUPPORTED;
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
     if (const CUresult e = s->virtual_memory.set_access(pointer, bytes, *d, access[i].flags);
@@ -148,11 +197,17 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
-  Device* d;
-  if (const CUresult e = locate(s, *location, &d); e != CUDA_SUCCESS) return e;
   VirtualMemory::Mapping mapping;
   uint64_t start;
-  if (!s->virtual_memory.find(pointer, &start, &mapping)) return CUDA_ERROR_INVALID_VALUE;
+  const bool mapped = s->virtual_memory.find(pointer, &start, &mapping);
+  if (on_host(*location)) {
+    if (!mapped) return CUDA_ERROR_INVALID_VALUE;
+    *flags = mapping.seen ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+  }
+  Device* d;
+  if (const CUresult e = locate(s, *location, &d); e != CUDA_SUCCESS) return e;
+  if (!mapped) return CUDA_ERROR_INVALID_VALUE;
   const auto it = mapping.access.find(d->index);
   *flags = it == mapping.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : it->second;
   return CUDA_SUCCESS;

@@ -26,12 +26,16 @@ struct ManagedBlock {
   RangeAllocator pieces;
 };
 
+// A variable of that code: the rest of its pages is other memory of the device's, which is not
+// moved. Or memory of the program's own mapping, which is of no code.
+struct ManagedExtent {
+  static constexpr uint64_t kOfNoCode = ~uint64_t{0};
+  uint64_t start, bytes, code;
+};
+
 struct ManagedAllocation : PageMover {
   enum class Attached { kGlobal, kHost, kSingle };
-  // A variable: the rest of its pages is other memory of the device's, which is not moved.
-  struct Extent {
-    uint64_t start, bytes, code;
-  };
+  using Extent = ManagedExtent;
 
   ManagedAllocation(Session& s, Device* d, Stream* m, uint64_t start, uint64_t bytes,
                     const ManagedMapping& at, ManagedPages::State initial)
@@ -49,7 +53,7 @@ struct ManagedAllocation : PageMover {
   Device* device;
   Stream* mover;  // moves of its device's pages and nothing else: it waits for no other stream
   const ManagedMapping& mapping;
-  std::unique_ptr<ManagedMapping> own;  // a variable's
+  std::unique_ptr<ManagedMapping> own;  // a variable's, or adopted memory's
   ManagedBlock* block = nullptr;        // else
   uint64_t begin = 0, whole = 0;        // in whole pages
   uint64_t asked = 0;                   // what the program asked for

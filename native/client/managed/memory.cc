@@ -177,7 +177,7 @@ CUresult ManagedMemory::add_variable(Device* device, uint64_t address, uint64_t 
   if (bytes == 0 || address + bytes < address) return CUDA_ERROR_INVALID_VALUE;
   {
     const Lock lock(*this);
-    std::vector<ManagedAllocation::Extent> extents{{address, bytes, code}};
+    std::vector<ManagedExtent> extents{{address, bytes, code}};
     uint64_t from = page_of(address), to = pages_up(address + bytes);
     // Those that share a page with it come into one. Nobody touches this one yet.
     for (auto it = allocations_.begin(); it != allocations_.end();) {
@@ -207,18 +207,65 @@ CUresult ManagedMemory::add_variable(Device* device, uint64_t address, uint64_t 
                    error);
       return CUDA_ERROR_NOT_SUPPORTED;
     }
-    auto made = std::make_unique<ManagedAllocation>(session_, device, mover, from, to - from,
-                                                    *mapping, ManagedPages::State::kDevice);
-    made->own = std::move(mapping);
-    made->begin = from;
-    made->whole = made->asked = to - from;
-    made->extents = std::move(extents);
-    // What was launched before it was known here may touch it.
-    ++works_;
-    note_range(from, to);
-    allocations_.emplace(from, std::move(made));
+    add(device, mover, std::move(mapping), std::move(extents));
   }
   watch_faults();
+  return CUDA_SUCCESS;
+}
+
+// What the device has already, at the addresses of this mapping.
+void ManagedMemory::add(Device* device, Stream* mover, std::unique_ptr<ManagedMapping> mapping,
+                        std::vector<ManagedExtent> extents) {
+  const uint64_t from = mapping->start(), bytes = mapping->bytes();
+  auto made = std::make_unique<ManagedAllocation>(session_, device, mover, from, bytes, *mapping,
+                                                  ManagedPages::State::kDevice);
+  made->own = std::move(mapping);
+  made->begin = from;
+  made->whole = made->asked = bytes;
+  made->extents = std::move(extents);
+  // What was launched before it was known here may touch it.
+  ++works_;
+  note_range(from, from + bytes);
+  allocations_.emplace(from, std::move(made));
+}
+
+CUresult ManagedMemory::adopt(Device* device, uint64_t address, uint64_t bytes) {
+  {
+    const Lock lock(*this);
+    if (const ManagedAllocation* a = at(address)) {
+      const bool same = !a->block && a->start() == address && a->whole == bytes;
+      return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    Stream* mover;
+    if (const CUresult e = mover_of(device, &mover); e != CUDA_SUCCESS) return e;
+    std::string error;
+    auto mapping = ManagedMapping::make(address, bytes, ManagedMapping::Where::kWindow, &error);
+    if (!mapping) return no_host_memory(error);
+    add(device, mover, std::move(mapping), {{address, bytes, ManagedExtent::kOfNoCode}});
+  }
+  watch_faults();
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedMemory::disown(uint64_t address, uint64_t bytes) {
+  if (!any()) return CUDA_SUCCESS;
+  std::set<Stream*> movers;
+  {
+    const Lock lock(*this);
+    for (auto it = allocations_.lower_bound(address);
+         it != allocations_.end() && it->first - address < bytes;) {
+      const auto here = it++;
+      ManagedAllocation& a = *here->second;
+      if (a.extents.empty() || a.extents[0].code != ManagedExtent::kOfNoCode) continue;
+      Stream* moved = nullptr;
+      const CUresult e = release(a, a.start(), a.end(), &moved);
+      if (moved) movers.insert(moved);
+      if (e != CUDA_SUCCESS) return e;
+      remove(here);
+    }
+  }
+  for (Stream* mover : movers)
+    if (const CUresult e = synchronize_stream(&session_, mover); e != CUDA_SUCCESS) return e;
   return CUDA_SUCCESS;
 }
 
@@ -293,13 +340,18 @@ CUresult ManagedMemory::before_work(const Stream& stream) {
 CUresult ManagedMemory::before_use(uint64_t address, uint64_t bytes) {
   if (!may_contain(address) || bytes == 0) return CUDA_SUCCESS;
   const Lock lock(*this);
-  ManagedAllocation* a = at(address);
-  if (!a) return CUDA_SUCCESS;
-  a->other_work = ++works_;
-  Stream* moved = nullptr;
-  const uint64_t to = bytes > a->end() - address ? a->end() : address + bytes;
-  if (const CUresult e = release(*a, address, to, &moved); e != CUDA_SUCCESS) return e;
-  return moved ? session_.fences.set(moved, false) : CUDA_SUCCESS;
+  for (const uint64_t end = address + std::min(bytes, ~address); address < end;) {
+    ManagedAllocation* a = at(address);
+    if (!a) return CUDA_SUCCESS;
+    a->other_work = ++works_;
+    Stream* moved = nullptr;
+    const uint64_t to = std::min(end, a->end());
+    CUresult e = release(*a, address, to, &moved);
+    if (e == CUDA_SUCCESS && moved) e = session_.fences.set(moved, false);
+    if (e != CUDA_SUCCESS) return e;
+    address = to;  // adopted memory may have more behind it
+  }
+  return CUDA_SUCCESS;
 }
 
 // ---- the program's turn

@@ -30,6 +30,8 @@ class Session;
 struct Device;
 struct ManagedAllocation;
 struct ManagedBlock;
+struct ManagedExtent;
+class ManagedMapping;
 struct Stream;
 
 class ManagedMemory {
@@ -52,6 +54,12 @@ class ManagedMemory {
   // A __managed__ variable of a module, wherever the driver put it. Again with the same: nothing.
   CUresult add_variable(Device* device, uint64_t address, uint64_t bytes, uint64_t code);
   void drop_variables(uint64_t code);
+  // Memory of a device that is mapped at these addresses of its window: the program sees it, too,
+  // from here on, until it is disowned. Again with the same: nothing.
+  CUresult adopt(Device* device, uint64_t address, uint64_t bytes);
+  // The program sees nothing any more of what was adopted in the range; what it wrote is stored.
+  // The caller has waited for all that may use it.
+  CUresult disown(uint64_t address, uint64_t bytes);
   // All of a device that is reset.
   void clear(const Device* device);
   bool find(uint64_t address, Found* found);
@@ -96,6 +104,8 @@ class ManagedMemory {
   CUresult mover_of(Device* device, Stream** stream);
   CUresult place(Device* device, uint64_t bytes, ManagedBlock** block, uint64_t* address);
   void give_up(ManagedBlock* block);
+  void add(Device* device, Stream* mover, std::unique_ptr<ManagedMapping> mapping,
+           std::vector<ManagedExtent> extents);
   ManagedAllocation* at(uint64_t address);
   void remove(Allocations::iterator it);
   void note_range(uint64_t from, uint64_t to);

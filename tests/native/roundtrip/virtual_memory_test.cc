@@ -247,8 +247,17 @@ TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
   EXPECT_EQ(cuMemCreate(&made, kSlab, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
   prop.location.id = 2;
   EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
-  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {-1}};
+  EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  prop.location.id = 0;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+  CUmemAccessDesc by_host = rw;
+  by_host.location = prop.location;
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &by_host, 1), CUDA_ERROR_NOT_SUPPORTED);
+  unsigned long long flags = 1;
+  EXPECT_EQ(cuMemGetAccess(&flags, &by_host.location, base), CUDA_SUCCESS);
+  EXPECT_EQ(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
   prop = on(0);
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
@@ -294,6 +303,39 @@ TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressFree(base, 8 * kSlab), CUDA_SUCCESS);
+}
+
+// Host memory is the vGPU's, and seen by the program at one place only.
+TEST_F(VirtualMemory, HostMemoryIsSeenAtOnePlace) {
+  const CUdeviceptr base = reserve(8 * kSlab);
+  CUmemAllocationProp prop = on(0);
+  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  const size_t before = available();
+  CUmemGenericAllocationHandle h = 0;
+  ASSERT_EQ(cuMemCreate(&h, 2 * kSlab, &prop, 0), CUDA_SUCCESS);
+  EXPECT_EQ(before - available(), 2 * kSlab);
+  ASSERT_EQ(cuMemMap(base, 2 * kSlab, 0, h, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemMap(base + 4 * kSlab, 2 * kSlab, 0, h, 0), CUDA_ERROR_NOT_SUPPORTED);
+  CUmemAccessDesc by_host = access(0, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  by_host.location = prop.location;
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &by_host, 1), CUDA_ERROR_NOT_SUPPORTED);
+  by_host.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  for (int i = 0; i < 2; ++i)
+    ASSERT_EQ(cuMemSetAccess(base, 2 * kSlab, &by_host, 1), CUDA_SUCCESS) << "again is nothing";
+  unsigned long long flags = 0;
+  for (const CUmemLocation& location : {by_host.location, on(0).location}) {
+    EXPECT_EQ(cuMemGetAccess(&flags, &location, base + kSlab), CUDA_SUCCESS);
+    EXPECT_EQ(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  }
+  const CUmemAccessDesc taken = access(0, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &taken, 1), CUDA_ERROR_NOT_SUPPORTED)
+      << "it is how the program sees it";
+  ASSERT_EQ(cuMemUnmap(base, 2 * kSlab), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(base + 4 * kSlab, 2 * kSlab, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemUnmap(base + 4 * kSlab, 2 * kSlab), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, 8 * kSlab), CUDA_SUCCESS);
+  EXPECT_EQ(available(), before);
 }
 
 // A descriptor keeps memory like a handle, in whatever process its copies are, and what is imported
