@@ -37,8 +37,8 @@ static bool works(cudaStream_t stream) {
   return status == cudaErrorNotReady;
 }
 
-// CUDA loads a kernel at its first launch, and may wait for the whole context to do so: here for the
-// gate, which nobody would open then.
+// CUDA loads a kernel at its first launch, and may wait for the whole context to do so: here for
+// the gate, which nobody would open then.
 static void load_kernel() {
   for (int d = 0; d < 2; ++d) {
     REQUIRE(cudaSetDevice(d));
