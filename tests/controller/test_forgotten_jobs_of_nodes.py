@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from ends import DONE
+from node_jobs import JOB, KEY, OVERHEAD
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Decisions, GrantRequest
-from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Gpu,
@@ -30,17 +30,6 @@ from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.rpc.messages import assignment_message, session_of
 from sluice.resources.ends import EndCause
 from sluice.rpc import pool_pb2 as rpc
-
-KEY = JobKey("j1", "net 10.0.0.9")
-JOB: dict[str, Any] = {
-    "job": KEY.job,
-    "job_domain": KEY.domain,
-    "channel": "tcp",
-    "cross_node": True,
-    "count": 3,
-    "memory_mib": 4000,
-}
-OVERHEAD = 500
 
 
 def part(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from ends import DONE, GONE
+from node_jobs import JOB, KEY, OVERHEAD
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, session_end_orders
-from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Gpu,
@@ -28,17 +28,6 @@ from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.rpc.messages import assignment_message, other_node_message
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
-
-KEY = JobKey("j1", "net 10.0.0.9")
-JOB: dict[str, Any] = {
-    "job": KEY.job,
-    "job_domain": KEY.domain,
-    "channel": "tcp",
-    "cross_node": True,
-    "count": 3,
-    "memory_mib": 4000,
-}
-OVERHEAD = 500
 
 
 @pytest.fixture
