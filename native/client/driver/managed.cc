@@ -5,6 +5,7 @@
 
 #include "client/core/addresses.h"
 #include "client/core/enter.h"
+#include "client/driver/location.h"
 #include "client/driver/wait.h"
 
 using namespace sluice::client;
@@ -17,19 +18,14 @@ bool is_device(Session* s, int device) {
 
 // Managed memory, and who is meant by a location: a device, or Advice::kHost.
 CUresult where(Session* s, const CUmemLocation& location, int* to) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      if (!is_device(s, location.id)) return CUDA_ERROR_INVALID_DEVICE;
-      *to = location.id;
-      return CUDA_SUCCESS;
-    case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      *to = Advice::kHost;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
+  if (is_on_host(location)) {
+    *to = Advice::kHost;
+    return CUDA_SUCCESS;
   }
+  if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_device(s, location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  *to = location.id;
+  return CUDA_SUCCESS;
 }
 
 CUmemLocation location_of(int device) {

@@ -7,6 +7,7 @@
 #include "client/core/enter.h"
 #include "client/core/session.h"
 #include "client/driver/across_nodes.h"
+#include "client/driver/location.h"
 #include "client/driver/transfer.h"
 #include "client/driver/wait.h"
 #include "client/objects/device.h"
@@ -20,12 +21,6 @@ constexpr uint64_t kGranularity = DeviceMemory::kSlab;
 constexpr uint64_t kHostPage = 4096;
 
 bool whole(uint64_t n) { return n != 0 && n % kGranularity == 0; }
-
-bool on_host(const CUmemLocation& location) {
-  return location.type == CU_MEM_LOCATION_TYPE_HOST ||
-         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-}
 
 // The device that a location names.
 CUresult locate(Session* s, const CUmemLocation& location, Device** device) {
@@ -65,7 +60,7 @@ CUresult check(Session* s, const CUmemAllocationProp& p, Device** device) {
   if (p.win32HandleMetaData || p.allocFlags.compressionType > CU_MEM_ALLOCATION_COMP_GENERIC)
     return CUDA_ERROR_INVALID_VALUE;
   if (p.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) return CUDA_ERROR_NOT_SUPPORTED;
-  return on_host(p.location) ? check_host(s, p, device) : locate(s, p.location, device);
+  return is_on_host(p.location) ? check_host(s, p, device) : locate(s, p.location, device);
 }
 
 // Whether the program sees it by way of this device.
@@ -175,7 +170,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
         flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return CUDA_ERROR_INVALID_VALUE;
-    if (on_host(access[i].location)) {
+    if (is_on_host(access[i].location)) {
       if (const CUresult e = set_host_access(s, pointer, bytes, flags); e != CUDA_SUCCESS) return e;
       continue;
     }
@@ -200,7 +195,7 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   VirtualMemory::Mapping mapping;
   uint64_t start;
   const bool mapped = s->virtual_memory.find(pointer, &start, &mapping);
-  if (on_host(*location)) {
+  if (is_on_host(*location)) {
     if (!mapped) return CUDA_ERROR_INVALID_VALUE;
     *flags = mapping.seen ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
