@@ -193,11 +193,15 @@ async def test_a_guest_that_writes_over_its_counters_loses_its_own_session_only(
         assert each.stdout is not None
         assert await asyncio.wait_for(each.stdout.readline(), 20) == b"holding\n"
     hit, spared = sorted(guest.lifecycle.served, key=lambda s: s.requester.slot)
-    # slot 0 begins behind the region's header; its state lies at 128, the client's counter at 192
-    with guest.path.open("r+b") as region:
-        region.seek(4096 + offset)
-        region.write(value.to_bytes(8 if offset == 192 else 4, "little"))
-    await asyncio.wait_for(hit.gone.wait(), 15)
+    # slot 0 begins behind the region's header; its state lies at 128, the client's counter at 192,
+    # the doorbell at 384. What keeps the connection alive is sent with the program's own counter.
+    written = value.to_bytes(8 if offset == 192 else 4, "little")
+    async with asyncio.timeout(15):
+        with guest.path.open("r+b", buffering=0) as region:
+            while not hit.gone.is_set():
+                os.pwrite(region.fileno(), written, 4096 + offset)
+                os.pwrite(region.fileno(), b"\1", 4096 + 384)
+                await asyncio.sleep(0.01)
     assert spared in guest.lifecycle.served
     assert not spared.worker.exited
     for each in (program, other):
