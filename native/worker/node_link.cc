@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "channel/futex.h"
 #include "process/log.h"
@@ -18,8 +19,7 @@ using wire::LinkMessageKind;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kOpenNs = 10 * kSecond, kLookNs = 2 * kSecond;
 constexpr uint64_t kOpenPauseNs = 1'000'000;
-constexpr uint32_t kSilentMs = 10'000;
-constexpr int64_t kSilentNs = 10 * kSecond;  // the other side says something every 2
+constexpr uint32_t kSilentMs = 10'000;  // the other side says something every two seconds
 constexpr auto kAnswer = std::chrono::seconds(15), kLook = std::chrono::seconds(2);
 constexpr auto kAgain = std::chrono::milliseconds(200);
 // At least, whatever sessions have: a link has no other way to go on.
@@ -58,7 +58,7 @@ channel::ResumableStream* NodeLink::stream() {
   ResumableStream::Terms terms{std::max(plan.network_grace_seconds, kGraceSeconds) * kSecond,
                                std::max(plan.closed_grace_seconds, kClosedGraceSeconds) * kSecond};
   terms.most_lent = (Staging::kPieces - 2) * Staging::kPieceBytes;
-  terms.silent_ns = kSilentNs;
+  terms.silent_ns = kSilentMs * (kSecond / 1000);
   stream_ = std::make_unique<ResumableStream>(
       std::make_unique<ResumableStream::Connection>(-1, std::make_unique<NoStream>()), terms);
   stream_->on_connection = [](int socket) {
@@ -179,7 +179,8 @@ void NodeLink::fail() {
 
 // Streams that wait go on. What was to come into this node's memory has not, so the session's work
 // is not what its client thinks: that is an error of the node, as where a device outside of CUDA
-// breaks its word. Whoever only waits for an event, or sends, is told by the other node's end.
+// breaks its word. Whoever sends is told by the other node's end, and whoever waited for an event
+// is well where that node is gone; where it is not, the client says so (given_up).
 void NodeLink::lose(const std::string& why) {
   bool damaged = false, failed, was_open;
   {
@@ -189,7 +190,10 @@ void NodeLink::lose(const std::string& why) {
     why_ = why;
     failed = failed_;
     was_open = open_;
-    for (const auto& [_, t] : transfers_) damaged |= t->end == End::kReceives && !t->is_event();
+    for (const auto& [_, t] : transfers_) {
+      damaged |= t->end == End::kReceives && !t->is_event();
+      let_go_ |= t->end == End::kReceives && t->is_event();
+    }
     changed_.notify_all();
   }
   stream()->end();
@@ -201,13 +205,26 @@ void NodeLink::lose(const std::string& why) {
                        " on another node is over: " + why);
   }
   std::lock_guard lock(mutex_);
+  told_ = true;
   for (const auto& [_, t] : transfers_) release(*t);
   transfers_.clear();
   to_send_.clear();
+  changed_.notify_all();
+}
+
+void NodeLink::given_up() {
+  lose("the client says that the other node's end of it is over");
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return told_; });
+  given_up_ = true;
+  if (!std::exchange(let_go_, false)) return;
+  lock.unlock();
+  incomplete();
 }
 
 void NodeLink::incomplete() {
-  process::log_error("a copy from another node did not come to its end: the session has failed");
+  process::log_error(
+      "a copy or an event from another node did not come to its end: the session has failed");
   session_.endpoint().publish_error(CUDA_ERROR_EXTERNAL_DEVICE, false);
 }
 
@@ -230,8 +247,13 @@ CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device,
       return over_ || (transfers_.size() < kMostTransfers && !free_words_.empty());
     });
     if (over_) {
+      // The client hears of that before it hears of what comes behind this.
+      changed_.wait(lock, [this] { return told_; });
+      const bool waits = end == End::kReceives && t->is_event();
+      let_go_ |= waits && !given_up_;
+      const bool damaged = end == End::kReceives && (!waits || given_up_);
       lock.unlock();
-      if (end == End::kReceives && !t->is_event()) incomplete();
+      if (damaged) incomplete();
       return CUDA_SUCCESS;
     }
     if (end == End::kSends) t->ready = early_.erase(of.transfer) > 0;

@@ -50,6 +50,9 @@ class NodeLink {
   // Memory, threads and a first connection. False with `why`: there is no link.
   bool open(std::string* why);
   bool is_open();
+  // The client says that it is over, while both nodes are there: the other end has given it up, or
+  // this one has.
+  void given_up();
 
   // An end of a transfer, of which the range and the stream have been checked and the context is
   // current; may wait for room. kSends with `event` set and no rows: it is the event's.
@@ -127,6 +130,9 @@ class NodeLink {
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   bool open_ = false, over_ = false, failed_ = false;
+  bool told_ = false;      // the client has been told that it is over
+  bool let_go_ = false;    // a stream went on for whose event nobody has spoken
+  bool given_up_ = false;  // by the client
   std::string why_;
   bool answered_ = false;  // what was asked of the server
   std::map<uint64_t, Known> transfers_;

@@ -34,6 +34,7 @@ void open(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::NodeLinkOpen>();
   NodeLink* const link = d.ok() ? link_to(s, m.peer) : nullptr;
   if (!link) return s.reject("NodeLinkOpen names no other node of the client's");
+  if (link->is_open()) return link->given_up();
   std::string why;
   if (link->open(&why)) return;
   process::log_error("there is no link to the client's vGPU " + std::to_string(m.peer) +

@@ -29,6 +29,7 @@ class Connection:
     far: socket.socket
     left: list[int | None]
     passed: int = 0  #: bytes, in both directions
+    hides_ends: bool = False  #: where one end closes it the other is not told
 
     def cut(self) -> None:
         """Both ends see it closed."""
@@ -134,6 +135,8 @@ class BreakingNetwork:
                     connection.passed += len(got)
                 if (most := left[direction]) is not None:
                     left[direction] = most - len(got)
+        if connection.hides_ends:
+            return
         connection.cut()
         with self._lock:
             if connection in self._live:

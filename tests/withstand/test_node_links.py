@@ -110,9 +110,29 @@ def test_a_node_that_was_taken_over_costs_the_link_and_nothing_else(
     hostile.say(kind, transfer, data, claimed)
     assert hostile.is_over()
     wait_for(lambda: "on another node is over: the other node's worker" in log_of(first))
-    # Copies go by way of the client from now on, and waits hold it.
-    for what in ("use 0", "copy 0 1", "copy 1 0", "wait 0 1", "wait 1 0", "use 0", "use 1"):
+    # Copies go by way of the client from now on, and waits hold it: it has heard of that by then.
+    for what in ("read 0", "copy 0 1", "copy 1 0", "wait 0 1", "wait 1 0", "use 0", "use 1"):
         assert copier.do(what) == "0", what
+
+
+@pytest.mark.parametrize(
+    "told", [["copy 0 1 911", "use 0 0"], ["expect 0 1 0", "read 0 0"]], ids=["a copy", "an event"]
+)
+def test_an_end_that_one_node_knows_of_is_heard_of_before_what_the_other_answers(
+    nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork], copier: Told, told: list[str]
+) -> None:
+    """The first node's worker has given the link up; the second's would wait for the silence."""
+    first, _, network = nodes
+    network.connections[-1].hides_ends = True  # the link's, which was made last
+    hostile = LinkPeer(first, epoch=1000, received=SENT_BYTES)
+    assert hostile.was_let_in()
+    hostile.say(*NONSENSE["no kind"])
+    assert hostile.is_over()
+    wait_for(lambda: "on another node is over: the other node's worker" in log_of(first))
+    # The program has asked that node nothing since, so it gives this to the link.
+    for line in [*told, "use 1 911"]:
+        what, _, status = line.rpartition(" ")
+        assert copier.do(what) == status, what
 
 
 def test_numbers_that_a_node_is_ready_for_are_bounded(
@@ -143,7 +163,7 @@ def test_a_copy_that_never_comes_is_an_error_of_its_target(
     # 911: an error of something outside CUDA, which the data of this copy were to come from.
     assert copier.do("use 0") == "911"
     assert copier.do("use 1") != "0"
-    wait_for(lambda: "a copy from another node did not come to its end" in log_of(first))
+    wait_for(lambda: "from another node did not come to its end" in log_of(first))
 
 
 def test_what_a_copy_did_not_bring_is_never_read(

@@ -221,12 +221,15 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
     free_lane.armed = false;
     show_output(exchange.context);
   }
-  return status == CUDA_SUCCESS ? told_before(exchange.context) : status;
+  if (!spans_nodes_ || status != CUDA_SUCCESS) return status;
+  if (std::exchange(free_lane.armed, false))
+    lanes_[lane].busy.store(false, std::memory_order_release);
+  return told_before(exchange.context);
 }
 
 // Its GPU is well then, and does what it is asked for with memory that is not what it should be.
 CUresult Session::told_before(uint32_t context) {
-  if (!spans_nodes_) return CUDA_SUCCESS;
+  node_links.settle();
   if (const uint32_t error = channel_->node_error(context)) return static_cast<CUresult>(error);
   return channel_->some_node_left() ? CUDA_SUCCESS : sticky();
 }

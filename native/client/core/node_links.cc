@@ -48,9 +48,43 @@ bool NodeLinks::open(const Device& a, const Device& b) {
   return true;
 }
 
-void NodeLinks::lost(uint32_t node, uint32_t other) {
+void NodeLinks::lost(uint32_t by, const Device& other) {
+  const Device* const said = first_of(by);
   std::lock_guard lock(mutex_);
-  links_[pair_of(node, other)] = false;
+  bool& is = links_.try_emplace(pair_of(by, other.place.node), true).first->second;
+  if (!std::exchange(is, false) || !said) return;
+  over_.emplace_back(said, &other);
+  unsettled_.store(true, std::memory_order_release);
+}
+
+// A node that is gone is not told, nor is the other of it: who waited for it may go on.
+void NodeLinks::settle() {
+  thread_local bool settles = false;
+  if (settles || !unsettled_.load(std::memory_order_acquire)) return;
+  std::lock_guard settling(settling_);
+  settles = true;
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (over_.empty()) {
+      unsettled_.store(false, std::memory_order_release);
+      break;
+    }
+    const auto [said, other] = over_.back();
+    over_.pop_back();
+    lock.unlock();
+    if (tell(*other, *said)) tell(*said, *other);
+  }
+  settles = false;
+}
+
+bool NodeLinks::tell(const Device& at, const Device& other) {
+  return session_.ask(at, wire::kNodeLinkOpen, wire::NodeLinkOpen{peer(other)}) == CUDA_SUCCESS;
+}
+
+const Device* NodeLinks::first_of(uint32_t node) const {
+  for (const auto& device : session_.devices())
+    if (device->place.node == node) return device.get();
+  return nullptr;
 }
 
 uint64_t NodeLinks::peer(const Device& of) const { return of.index - of.place.index; }

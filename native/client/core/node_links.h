@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace sluice::client {
 
@@ -23,8 +24,12 @@ class NodeLinks {
   // Whether the nodes of these devices are connected; has them connect the first time that it is
   // asked, which takes a few round trips. What is lost stays so.
   bool between(const Device& a, const Device& b);
-  // A node says that its link to another is over.
-  void lost(uint32_t node, uint32_t other);
+  // A node, `by`, says that its link to that of the other device is over. May be called while an
+  // answer is read.
+  void lost(uint32_t by, const Device& other);
+  // What the other node was to send or to be sent may not have come, and it need not know yet: it
+  // hears of the end before anything that a node has answered is believed.
+  void settle();
 
   // Of the other node's devices, by which each node's worker knows its links.
   uint64_t peer(const Device& of) const;
@@ -42,12 +47,16 @@ class NodeLinks {
 
  private:
   bool open(const Device& a, const Device& b);
+  const Device* first_of(uint32_t node) const;
+  bool tell(const Device& at, const Device& other);
 
   Session& session_;
-  std::mutex opening_, pairing_;
+  std::mutex opening_, pairing_, settling_;
   uint64_t transfers_ = 0;                               // under pairing_
+  std::atomic<bool> unsettled_{false};                   // something is in `over_`, or was just now
   std::mutex mutex_;                                     // of:
   std::map<std::pair<uint32_t, uint32_t>, bool> links_;  // by node, the lower first
+  std::vector<std::pair<const Device*, const Device*>> over_;  // who said so, and the other end
 };
 
 }  // namespace sluice::client

@@ -126,7 +126,7 @@ bool Session::open_devices(std::string* error) {
     if (m.device < devices_.size()) devices_[m.device]->memory.note_libraries(m.order, m.bytes);
   };
   channel_->on_link_lost = [this](uint32_t node, uint64_t peer) {
-    if (peer < devices_.size()) node_links.lost(node, devices_[peer]->place.node);
+    if (peer < devices_.size()) node_links.lost(node, *devices_[peer]);
   };
   return true;
 }

@@ -3,7 +3,8 @@
 
 `copy A B`: 64 KiB from the one device to the other, by the source's stream, and whether they are
 right. `wait A B`: B's stream waits for an event of A's. `hold A B`, `expect A B`: the same, but
-behind a gate on A that nobody opens, and not waited for. `use A`: all that A has is done.
+behind a gate on A that nobody opens, and not waited for. `use A`: all that A has is done. `read A`:
+some of its memory, which waits for neither stream.
 The CUresult of the first call that failed is printed, or 0; -1: the bytes are others.
 """
 
@@ -92,6 +93,10 @@ def compare(one: Side, other: Side) -> int:
 def do(sides: list[Side], what: str, numbers: list[int]) -> int:
     """One line's."""
     one, other = sides[numbers[0]], sides[numbers[-1]]
+    if what == "read":
+        one.use()
+        good(cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(1), one.memory, c_size_t(1)))
+        return 0
     if what == "use":
         one.use()
         good(cuda.cuCtxSynchronize())
