@@ -33,7 +33,7 @@ log = logging.getLogger("sluice.server")
 
 CONTROL = "nvidia-cuda-mps-control"
 START_SECONDS = 10.0
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # of a control daemon on a host that has much to do
 LOOK_SECONDS = 0.02
 #: Of MPS's own logs, which its clients can make grow.
 MOST_LOG_BYTES = 4 << 20
@@ -311,7 +311,8 @@ class MpsDaemons:
             words = asked.communicate(f"{command}\n".encode())
             said, _ = await asyncio.wait_for(words, ANSWER_SECONDS)
         except TimeoutError:
-            asked.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                asked.kill()
             await asked.wait()
             log.warning("MPS daemon %s did not answer `%s`", daemon.record.id, command)
             return None

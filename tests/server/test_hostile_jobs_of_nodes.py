@@ -133,6 +133,8 @@ def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, Control
         assert "node node-b did not take session" in answer.json()["detail"]
     finally:
         second.server.send_signal(signal.SIGCONT)
+    # It hears now of what it was to take, and then that it is not to.
+    wait_for(lambda: "its key is withdrawn" in second.log("server"))
     lose_store(first)  # so that it hears from the nodes whom they expect
     for plane in pair:
         wait_for(lambda plane=plane: plane.node_state() == "up")
