@@ -5,8 +5,10 @@
 
 The probe behind docs/decisions/0012-suspension.md, "What bounds a move". Prints GiB/s of copies out
 of the card and in, with host memory that is registered while the pieces before it are copied (what
-the worker does), and with memory of `cuMemCreate` on a NUMA node, which another process made,
-exported and has still, and which is mapped while the pieces before it are copied. Decides nothing.
+the worker does), with memory of `cuMemCreate` on a NUMA node, which another process made, exported
+and has still, and which is mapped while the pieces before it are copied, and with memory that is
+not registered at all: threads carry it to and from pinned staging of their own. The last kind is
+both at once: a part is registered while threads carry the rest. Decides nothing.
 Without a GPU or cuda-bindings it says that it was skipped.
 """
 
@@ -18,6 +20,7 @@ import mmap
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +35,9 @@ except ImportError:
 MIB, GIB = 1 << 20, 1 << 30
 PIECES = (64 * MIB, 256 * MIB, GIB)
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
+STAGED_BYTES = 16 * MIB
+STAGING_THREADS = (2, 4, 8, 12)
+REGISTERED_SHARES = (0.5, 0.65)
 Step = Callable[[int, int], None]
 """What is done with a piece: its offset and its bytes."""
 
@@ -63,18 +69,59 @@ class Card:
     def __init__(self, count: int) -> None:
         self.bytes = count
         cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0)))
-        self._memory = int(ok(cu.cuMemAlloc(count)))
+        self.memory = int(ok(cu.cuMemAlloc(count)))
         self._stream = ok(cu.cuStreamCreate(1))
 
-    def rate(self, host: int, piece: int, ready: Step, *, out: bool) -> float:
-        """GiB/s of all of it in pieces, each of which is made ready when it is about to be used."""
+    def rate(
+        self, host: int, piece: int, ready: Step, *, out: bool, end: int | None = None
+    ) -> float:
+        """GiB/s of it up to `end` in pieces, each made ready when it is about to be used."""
+        end = end or self.bytes
         began = time.perf_counter()
-        for at in range(0, self.bytes, piece):
+        for at in range(0, end, piece):
             ready(at, piece)
-            to, source = (host, self._memory) if out else (self._memory, host)
+            to, source = (host, self.memory) if out else (self.memory, host)
             ok(cu.cuMemcpyAsync(to + at, source + at, piece, self._stream))
         ok(cu.cuStreamSynchronize(self._stream))
-        return self.bytes / GIB / (time.perf_counter() - began)
+        return end / GIB / (time.perf_counter() - began)
+
+
+class Staging:
+    """Two pinned pieces: one is under way between card and host while the other is carried on."""
+
+    def __init__(self, card: Card, host: int, out: bool) -> None:
+        self._memory, self._host, self._out = card.memory, host, out
+        self._pieces = [int(ok(cu.cuMemHostAlloc(STAGED_BYTES, 1))) for _ in range(2)]
+        self._streams = [ok(cu.cuStreamCreate(1)) for _ in range(2)]
+
+    def carry(self, offsets: range) -> None:
+        """The pieces at these offsets; a thread's."""
+        cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0)))
+        behind: int | None = None
+        for n, at in enumerate(offsets):
+            piece, stream = self._pieces[n % 2], self._streams[n % 2]
+            if self._out:
+                ok(cu.cuMemcpyAsync(piece, self._memory + at, STAGED_BYTES, stream))
+                if behind is not None:
+                    self._take(n - 1, behind)
+                behind = at
+            else:
+                ok(cu.cuStreamSynchronize(stream))
+                ctypes.memmove(piece, self._host + at, STAGED_BYTES)
+                ok(cu.cuMemcpyAsync(self._memory + at, piece, STAGED_BYTES, stream))
+        if behind is not None:
+            self._take(len(offsets) - 1, behind)
+        for stream in self._streams:
+            ok(cu.cuStreamSynchronize(stream))
+
+    def free(self) -> None:
+        """Gives its memory back."""
+        for piece in self._pieces:
+            ok(cu.cuMemFreeHost(piece))
+
+    def _take(self, n: int, at: int) -> None:
+        ok(cu.cuStreamSynchronize(self._streams[n % 2]))
+        ctypes.memmove(self._host + at, self._pieces[n % 2], STAGED_BYTES)
 
 
 @contextmanager
@@ -95,13 +142,19 @@ def huge_memory(count: int) -> Iterator[int]:
         HUGE_PAGES.write_text(before)
 
 
+def register_at(host: int) -> Step:
+    """Registers a piece of the memory there."""
+
+    def register(at: int, count: int) -> None:
+        ok(cu.cuMemHostRegister(host + at, count, 1))
+
+    return register
+
+
 def registered(card: Card) -> None:
     """Host memory that is registered as it is used."""
     with huge_memory(card.bytes) as host:
-
-        def register(at: int, count: int) -> None:
-            ok(cu.cuMemHostRegister(host + at, count, 1))
-
+        register = register_at(host)
         for piece in PIECES:
             rates = []
             for out in (True, False):
@@ -113,6 +166,44 @@ def registered(card: Card) -> None:
         rates = [card.rate(host, PIECES[1], lambda *_: None, out=out) for out in (True, False)]
         say("registered before", card.bytes, rates)
         ok(cu.cuMemHostUnregister(host))
+
+
+def carried(card: Card) -> None:
+    """Host memory that is never registered, or in part."""
+    with huge_memory(card.bytes) as host:
+        for threads in STAGING_THREADS:
+            say(f"carried by {threads}", STAGED_BYTES, carried_rates(card, host, threads, 0))
+        for share in REGISTERED_SHARES:
+            for threads in STAGING_THREADS:
+                begin = int(card.bytes * share) // GIB * GIB
+                rates = carried_rates(card, host, threads, begin)
+                say(f"{threads}, {begin / card.bytes:.0%} reg.", STAGED_BYTES, rates)
+
+
+def carried_rates(card: Card, host: int, threads: int, begin: int) -> list[float]:
+    """GiB/s out and in, where so many bytes are registered meanwhile and the rest is carried."""
+    rates = []
+    step = threads * STAGED_BYTES
+    starts = range(begin, begin + step, STAGED_BYTES)
+    for out in (True, False):
+        staging = [Staging(card, host, out) for _ in starts]
+        carrying = [
+            threading.Thread(target=one.carry, args=(range(start, card.bytes, step),))
+            for one, start in zip(staging, starts, strict=True)
+        ]
+        began = time.perf_counter()
+        for thread in carrying:
+            thread.start()
+        if begin:
+            card.rate(host, GIB, register_at(host), out=out, end=begin)
+        for thread in carrying:
+            thread.join()
+        rates.append(card.bytes / GIB / (time.perf_counter() - began))
+        for one in staging:
+            one.free()
+        for at in range(0, begin, GIB):
+            ok(cu.cuMemHostUnregister(host + at))
+    return rates
 
 
 def made_by_the_driver(card: Card, descriptors: dict[int, list[int]]) -> None:
@@ -183,6 +274,7 @@ def main() -> int:
     ok(cu.cuInit(0))
     card = Card(count)
     registered(card)
+    carried(card)
     made_by_the_driver(card, descriptors)
     ours.close()
     os.wait()

@@ -221,6 +221,7 @@ def test_a_daemon_that_is_killed_is_replaced(plane: ControlPlane, start: Start) 
     os.kill(before["pid"], signal.SIGKILL)
     wait_for(lambda: "a" not in daemons(plane), LIMIT, "its record to go")
     other = at_once(start)
+    assert "a" in daemons(plane), plane.log("server")
     assert daemons(plane)["a"]["pid"] != before["pid"]
     goes_on(other)
     assert worked(one) > 0
