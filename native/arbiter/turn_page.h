@@ -53,7 +53,7 @@ constexpr bool is_behind(uint64_t cut, uint64_t communicator, uint64_t count) {
 }
 
 // Memory (residency.h), of the session's first vGPUs; one that has more is not asked of any.
-constexpr size_t kMemoryPlaces = 16;
+constexpr size_t kMemoryPlaces = wire::kTurnPageMemoryPlaces;
 
 struct MemoryWords {
   // The worker's. `calls` counts how often a command began to wait for memory, or for its session
@@ -66,8 +66,8 @@ struct MemoryWords {
   std::atomic<uint32_t> asked_of;
   std::atomic<uint32_t> spoken;  // 1: it writes these words; one of an earlier release does not
   std::array<std::atomic<uint64_t>, kMemoryPlaces> taken, staying;
-  // The arbiter's: of which vGPUs the worker may take so much and no more (bits); a futex that
-  // counts every change.
+  // The arbiter's, and the server's before the worker has the page: of which vGPUs the worker may
+  // take so much and no more (bits); a futex that counts every change.
   alignas(64) std::atomic<uint32_t> changes;
   std::atomic<uint32_t> bounded;
   std::array<std::atomic<uint64_t>, kMemoryPlaces> room;
@@ -105,7 +105,8 @@ constexpr size_t kTurnPageBytes = wire::kTurnPageBytes;
 static_assert(sizeof(TurnPage) <= kTurnPageBytes);
 // Workers and arbiters of several releases share pages: words are added, and stay where they are.
 static_assert(offsetof(TurnPage, launches) == 160 && offsetof(TurnPage, cut_turn) == 192 &&
-              offsetof(TurnPage, memory) == 3328);
+              offsetof(TurnPage, memory) == 3328 &&
+              offsetof(TurnPage, memory.bounded) == wire::kTurnPageBoundedAt);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 }  // namespace sluice::arbiter

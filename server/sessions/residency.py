@@ -5,7 +5,9 @@ Made by server.service where [suspend] swap_mib gives host memory. The arbiter d
 is on a GPU (native/arbiter/residency.h) and says `move`; sessions.suspending has the steps. This
 tells the arbiter how much memory each GPU has, where each grant's is, and what came of each order:
 again after each connection, as either may have been started anew. It promises one answer to each
-order, a reason where nothing moved, and that sessions which cannot move are counted whole.
+order, a reason where nothing moved, that sessions which cannot move are counted whole, and that an
+arbiter which was killed costs no GPU more than it has: what comes in by its last order counts as in
+for the next, and what begins or is resumed meanwhile asks that one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from sluice.protocol.frames import TURN_PAGE_MEMORY_PLACES
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
@@ -53,7 +56,9 @@ class Residency:
         self._controller = controller
         self.figures = MemoryFigures()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._coming: Counter[str] = Counter()  # orders to come in, by grant
         pages.memory_of = self.claim
+        pages.asks_at_first = self.asks_at_first
         pages.settings_of_memory = self.settings
         pages.on_move = self.order
         suspensions.on_moved = self.tell
@@ -83,7 +88,8 @@ class Residency:
         """What a session's memory is to the arbiter; nothing: it is not counted."""
         if not self.counts(session):
             return {}
-        out = self._suspensions.memory.out_by_gpu(session.grant_id)
+        comes = session.grant_id in self._coming
+        out = {} if comes else self._suspensions.memory.out_by_gpu(session.grant_id)
         away = self._suspensions.is_out(session.grant_id)
         fields = {
             "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
@@ -104,13 +110,24 @@ class Residency:
         """Whether its memory is the arbiter's business."""
         return not run_at_once(session.vgpus)
 
+    def asks_at_first(self, session: Session) -> bool:
+        """Whether a session that begins asks the arbiter for its first memory already.
+
+        One with more vGPUs than a page has places for is asked of none.
+        """
+        has_places = len(session.places) <= TURN_PAGE_MEMORY_PLACES
+        return has_places and self.counts(session) and self.is_asked(session.grant_id)
+
     def is_asked(self, grant_id: str) -> bool:
-        """Whether a grant comes in when the arbiter says so: not all that run fit with it."""
+        """Whether a grant comes in when the arbiter says so: not all that run fit with it.
+
+        Who is being resumed just now runs, too.
+        """
         promised: Counter[str] = Counter()
         seen, own = set[tuple[str, int]](), set[str]()
         overheads = {gpu.uuid: gpu.context_overhead_mib for gpu in self._gpus()}
         for session in self._pages.sessions():
-            runs = session.grant_id == grant_id or not self._suspensions.is_out(session.grant_id)
+            runs = session.grant_id == grant_id or self._suspensions.may_run(session.grant_id)
             for place in session.places if runs else ():
                 vgpu = session.vgpus[place]
                 promised[vgpu.gpu_uuid] += overheads.get(vgpu.gpu_uuid, 0)
@@ -120,8 +137,7 @@ class Residency:
                 if session.grant_id == grant_id:
                     own.add(vgpu.gpu_uuid)
         usable = {gpu.uuid: _usable_mib(gpu) for gpu in self._gpus()}
-        over = any(promised[uuid] > usable.get(uuid, 0) for uuid in own)
-        return over and self._pages.arbiter.is_connected
+        return any(promised[uuid] > usable.get(uuid, 0) for uuid in own)
 
     def tell(self, grant_id: str) -> None:
         """How a grant's memory is now: it was suspended, resumed, or moved by an earlier order."""
@@ -138,6 +154,8 @@ class Residency:
 
     def order(self, message: Message) -> None:
         """Carries out a `move`."""
+        if not message.number("out"):
+            self._coming[message.get("tenant")] += 1
         task = asyncio.create_task(self._carry_out(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -162,6 +180,9 @@ class Residency:
         except Exception as problem:
             log.exception("memory of grant %s does not move", grant_id)
             why_not = f"its server failed: {problem}"
+        finally:
+            if not message.number("out"):
+                self._coming -= Counter([grant_id])
         way = "to the host" if message.number("out") else "to the GPU"
         self._log(grant_id, way, before, time.monotonic() - began, why_not)
         self._answer(grant_id, why_not)

@@ -122,6 +122,10 @@ class Suspensions:
         sessions = self._sessions_of(grant_id)
         return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
 
+    def may_run(self, grant_id: str) -> bool:
+        """Whether it runs, or an order about it is under way, by which it may."""
+        return not self.is_out(grant_id) or grant_id in self._busy
+
     def _is_in_part(self, grant_id: str) -> bool:
         """Whether some of it is suspended and some runs: a server ended between two, or a step."""
         sessions = self._sessions_of(grant_id)

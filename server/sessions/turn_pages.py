@@ -23,7 +23,11 @@ from pathlib import Path
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.server_gpus import ThrottleSection
 from sluice.protocol.control import ARBITER_SENT
-from sluice.protocol.frames import TURN_PAGE_BYTES, TURN_PAGE_MAGIC
+from sluice.protocol.frames import (
+    TURN_PAGE_BOUNDED_AT,
+    TURN_PAGE_BYTES,
+    TURN_PAGE_MAGIC,
+)
 from sluice.resources.vgpu_request import Sharing, turns_of
 from sluice.server.sessions.records import Session, largest_share
 from sluice.server.workers.packets import Message
@@ -70,6 +74,9 @@ class TurnPages:
         self.memory_of: Callable[[Session], dict[str, str]] = lambda session: {}
         self.settings_of_memory: Callable[[], list[Message]] = list
         self.on_move: Callable[[Message], None] = lambda message: None
+        #: Whether one that begins asks for all that it takes, as more is promised than there is:
+        #: the arbiter may hear of it late.
+        self.asks_at_first: Callable[[Session], bool] = lambda session: False
         self._holds: dict[str, _Hold] = {}  # by grant
         self.arbiter = StandingProcess(
             KIND,
@@ -85,6 +92,9 @@ class TurnPages:
         """A page for a session that begins; its descriptors stay this object's. Raises OSError."""
         turns = make_page(session.id)
         self._places[session.id] = _Place(session, turns)
+        if self.asks_at_first(session):
+            bounded = (1 << len(session.places)) - 1
+            os.pwrite(turns.page, struct.pack("<I", bounded), TURN_PAGE_BOUNDED_AT)
         return turns
 
     def begin(self, session: Session) -> None:

@@ -259,6 +259,65 @@ async def test_where_all_that_runs_fits_with_it_a_resumed_one_comes_back_at_once
     assert bench.residency.claim(bench.session)["away"] == "0"
 
 
+async def test_without_an_arbiter_a_resumed_one_waits_for_the_next() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=50)),
+        {**says("out", out=50), "moved_by": "controller"},
+        *(says("out", out=50), says("out", out=50)),
+    )
+    bench = Bench(worker)
+    bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
+    await bench.suspensions.suspend("g")
+    bench.pages.arbiter.is_connected = False  # it was killed
+    await bench.suspensions.resume("g")
+    assert "wake" not in worker.verbs
+    assert bench.residency.claim(bench.session)["vgpu.0.out_mib"] == "50"
+
+
+async def test_who_is_on_the_way_back_counts_for_the_next_who_is_resumed() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=50)),
+        {**says("out", out=50), "moved_by": "controller"},
+    )
+    bench = Bench(worker)
+    await bench.suspensions.suspend("g")
+    bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
+    assert not bench.residency.is_asked("another"), "it fits beside one that is out"
+    bench.suspensions.begin("g", suspend=False)
+    while worker.verbs[-1] != "plan":  # which its worker does not answer yet
+        await asyncio.sleep(0)
+    assert bench.suspensions.is_out("g")
+    assert bench.residency.is_asked("another")
+
+
+async def test_what_comes_in_by_a_killed_arbiters_order_is_in_to_the_next() -> None:
+    stops = says("stopped"), says("stopped", planned=22), says("out", out=22)
+    worker = FakeWorker(*stops)
+    bench = Bench(worker)
+    await bench.move(out=True, mib=20)
+    assert bench.residency.claim(bench.session)["vgpu.0.out_mib"] == "22"
+    bench.pages.told.clear()
+    bench.pages.on_move(Message("move", {"tenant": "g", "out": "0", "gpus": "0"}))
+    # from the order on, which may have to wait for another's step
+    assert bench.residency.claim(bench.session)["vgpu.0.out_mib"] == "0"
+    while worker.verbs[-1] != "wake":  # which its worker does not answer yet
+        await asyncio.sleep(0)
+    assert bench.residency.claim(bench.session)["vgpu.0.out_mib"] == "0"
+    worker.on_suspension(Message("suspension", {**says("out", out=22), "message": "no place"}))
+    while not bench.pages.told:
+        await asyncio.sleep(0)
+    assert bench.pages.told[0].get("gpu.0.out_mib") == "22"
+    assert bench.residency.claim(bench.session)["vgpu.0.out_mib"] == "22"
+
+
+async def test_who_begins_asks_for_all_that_it_takes_where_more_is_promised_than_there_is() -> None:
+    bench = Bench(FakeWorker())
+    bench.pages.known = [bench.session]
+    assert not bench.residency.asks_at_first(bench.session)
+    bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
+    assert bench.residency.asks_at_first(bench.session)
+
+
 async def test_a_later_server_knows_whose_order_it_was() -> None:
     mine = Bench(FakeWorker(), **says("out", out=20))
     assert mine.suspensions.messages() == []

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane, wait_for
 
+from .at_work import stopped
 from .conftest import arbiter_pid
 from .suspended import Failed, Subject, grant_of, memory_of, start_subject
 from .traces import Traces
@@ -154,6 +155,19 @@ def test_a_restart_in_between_changes_nothing(
         wait_for(lambda: _another_arbiter(plane, before), message="another arbiter")
     assert grant_of(plane, one.pid)["suspension"] is None, "to the pool it runs"
     in_turns([one, two], 4)
+
+
+def test_who_begins_while_the_arbiter_stands_still_takes_nothing_of_what_others_have(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    one = begin(mib=LARGE_MIB)
+    with stopped(arbiter_pid(plane)):
+        two = begin()
+        two.tell("slab", mib=LARGE_MIB, piece_mib=PIECE_MIB)
+        with pytest.raises(Failed, match="no answer"):
+            two.answer(1.5)
+    two.answer()
+    in_turns([one, two], 2)
 
 
 def _another_arbiter(plane: ControlPlane, before: int) -> bool:
