@@ -8,6 +8,7 @@ device would, and kernels get copies. And pools of it.
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,12 @@ def test_fills_and_copies_take_it_for_the_devices(tmp_path: Path, built: Path, w
 def test_pools_of_it_are_in_the_order_of_streams(tmp_path: Path, built: Path, way: str) -> None:
     with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
         prints_what_is_expected(pool, built / "host_pools")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pools_of_it_give_nobody_what_is_in_use(tmp_path: Path, way: str) -> None:
+    turns = Path(__file__).with_name("host_pool_turns.py")
+    with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
+        for seed in range(1, 4):
+            run = pool.run(sys.executable, str(turns), str(seed))
+            assert run.stdout == "right\n", f"seed {seed}: {run.stdout}{run.stderr}"
