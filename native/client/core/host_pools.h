@@ -41,9 +41,6 @@ class HostPools {
   // begins there.
   bool free(uint64_t address, Stream* stream);
 
-  void note_wait(Stream* later, Stream* earlier, uint64_t upto) {
-    if (any()) all().note_wait(later, earlier, upto);
-  }
   void forget_stream(Stream* stream) {
     if (any()) all().forget_stream(stream);
   }

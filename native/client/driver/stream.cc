@@ -184,8 +184,8 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   if (!stream->capture) {
     if (ev->device == stream->device) stream->device->pools.note_wait(stream, ev->stream, upto);
     // Numbers of another device's work mean nothing, as where an old event's stream had its place.
-    if (ev->stream && ev->stream->device == ev->device)
-      s->host_pools.note_wait(stream, ev->stream, upto);
+    if (s->host_pools.any() && ev->stream && ev->stream->device == ev->device)
+      s->host_pools.all().note_wait(stream, ev->stream, upto);
   }
   return e;
 }
