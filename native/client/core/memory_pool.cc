@@ -146,9 +146,8 @@ void MemoryPool::give_up_stream(Stream* stream, StreamPoint now) {
       continue;
     }
     const bool passed = home_.order_->passed(stream, it->second.point);
-    moved.emplace_back(
-        it->first, Block{it->second.bytes, passed ? nullptr : heir,
-                         passed ? StreamPoint{} : later_of(it->second.point, now)});
+    moved.emplace_back(it->first, Block{it->second.bytes, passed ? nullptr : heir,
+                                        passed ? StreamPoint{} : later_of(it->second.point, now)});
     it = drop_block(it);
   }
   for (const auto& [address, block] : moved) put_block(address, block);
