@@ -14,7 +14,8 @@ void tell_the_truth(int32_t* attributes, SharedWithClient shared) {
       CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS,
       // Registered memory is staged: its device pointer is none.
       CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
-      // Allocations of the virtual memory API and pools in host memory.
+      // Allocations of the virtual memory API and pools in host memory; of clients that have such
+      // pools they are the client's own.
       CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
       CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
       CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED,

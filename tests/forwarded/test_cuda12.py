@@ -27,7 +27,7 @@ ELSEWHERE = {
     "link_ptx": "the software GPU links nothing",
     "two_nodes": "wants GPUs of two nodes",
 }
-OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs")
+OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs", "host_pools")
 PROGRAMS = load_programs(milestone_only=False, devices=2)
 
 

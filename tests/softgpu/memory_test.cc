@@ -255,6 +255,53 @@ TEST_F(Memory, StreamOrderedAllocationReturnsItsMemory) {
   EXPECT_EQ(4u << 20, used);
 }
 
+TEST_F(Memory, APoolCanBeOfPinnedHostMemory) {
+  CUmemPoolProps props = {};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  props.maxSize = 1 << 20;
+  CUmemoryPool pool = nullptr, standard = nullptr;
+  CHECK_CU(cuMemPoolCreate(&pool, &props));
+  size_t before = free_bytes();
+  CUdeviceptr p = 0, more = 0;
+  CHECK_CU(cuMemAllocFromPoolAsync(&p, 1 << 20, pool, nullptr));
+  EXPECT_EQ(before, free_bytes());
+  EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocFromPoolAsync(&more, 8, pool, nullptr));
+  unsigned type = 0;
+  CUmemoryPool of = nullptr;
+  CHECK_CU(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 5));
+  EXPECT_EQ(unsigned{CU_MEMORYTYPE_HOST}, type);
+  CHECK_CU(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p + 5));
+  EXPECT_EQ(pool, of);
+  CHECK_CU(cuMemsetD8Async(p, 7, 1 << 20, nullptr));
+  CHECK_CU(cuMemFreeAsync(p, nullptr));
+  CHECK_CU(cuMemAllocFromPoolAsync(&more, 1 << 20, pool, nullptr));  // once the free has come
+  CHECK_CU(cuMemsetD8_v2(more, 9, 1 << 20));
+  const auto* bytes = reinterpret_cast<unsigned char*>(more);
+  EXPECT_EQ(9, bytes[(1 << 20) - 1]);
+  CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  CHECK_CU(cuMemPoolGetAccess(&flags, pool, &props.location));
+  EXPECT_EQ(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, flags);
+  CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CHECK_CU(cuMemPoolGetAccess(&flags, pool, &device));
+  EXPECT_EQ(CU_MEM_ACCESS_FLAGS_PROT_NONE, flags);
+  CUmemAccessDesc access = {device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CHECK_CU(cuMemPoolSetAccess(pool, &access, 1));
+  CHECK_CU(cuMemPoolGetAccess(&flags, pool, &device));
+  EXPECT_EQ(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, flags);
+  CHECK_CU(cuMemGetDefaultMemPool(&standard, &props.location, CU_MEM_ALLOCATION_TYPE_PINNED));
+  EXPECT_NE(pool, standard);
+  CHECK_CU(cuMemSetMemPool(&props.location, CU_MEM_ALLOCATION_TYPE_PINNED, pool));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuDeviceSetMemPool(0, pool));
+  CHECK_CU(cuMemFree_v2(more));
+  CHECK_CU(cuMemPoolDestroy(pool));
+  CHECK_CU(cuMemGetMemPool(&of, &props.location, CU_MEM_ALLOCATION_TYPE_PINNED));
+  EXPECT_EQ(standard, of);
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemPoolDestroy(standard));
+  props.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemPoolCreate(&pool, &props));
+}
+
 TEST_F(Memory, APoolIsSharedByADescriptor) {
   constexpr auto kFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   auto shareable = [](int fd) { return reinterpret_cast<void*>(static_cast<intptr_t>(fd)); };

@@ -17,17 +17,17 @@
 #include <mutex>
 
 #include "abi/cuda_driver.h"
+#include "client/core/pool_memory.h"
 #include "client/core/range_allocator.h"
 
 namespace sluice::client {
 
-class DeviceMemory {
+class DeviceMemory : public PoolMemory {
  public:
   static constexpr uint64_t kSlab = 2ull << 20;
   static constexpr uint64_t kAlignment = 512;
   static constexpr uint64_t kSmall = 1ull << 20;  // up to here an allocation shares a slab
 
-  enum class Result { kDone, kOutOfMemory, kUnknown, kSessionLost };
   struct Sink {
     std::function<bool(uint64_t address, uint64_t bytes)> map;
     std::function<bool(uint64_t address, uint64_t bytes)> unmap;
@@ -58,9 +58,9 @@ class DeviceMemory {
   // Gives back what allocate() gave out (device reset).
   void clear();
 
-  // Whole slabs for somebody who divides them himself. give() once nothing on the device uses them.
-  Result take(uint64_t bytes, uint64_t* address);
-  Result give(uint64_t address);
+  // For pools.
+  Result take(uint64_t bytes, uint64_t* address) override;
+  Result give(uint64_t address) override;
 
   // Addresses that nothing backs yet, in whole slabs, at `requested` when it is free; 0: there are
   // none.

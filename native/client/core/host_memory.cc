@@ -54,22 +54,34 @@ void HostMemory::add_unmapped(const Range& r) {
   unmapped_to_ = std::max(unmapped_to_.load(), r.start + r.bytes);
 }
 
+bool HostMemory::take(size_t rounded, uint64_t* start, Place* place) {
+  *place = Place::kArena;
+  *start = arena_.empty() ? RangeAllocator::kNone : free_.allocate(rounded);
+  if (*start != RangeAllocator::kNone) return know(*start, rounded);
+  void* plain = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (plain == MAP_FAILED) return false;
+  *start = reinterpret_cast<uint64_t>(plain);
+  *place = Place::kPlain;
+  channel::OwnMemory::add(plain, rounded);
+  return true;
+}
+
+void HostMemory::give(uint64_t start, size_t rounded, Place place) {
+  if (place == Place::kArena) {
+    free_.release(start);
+    return;
+  }
+  void* const at = reinterpret_cast<void*>(start);
+  channel::OwnMemory::remove(at);
+  munmap(at, rounded);
+}
+
 bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** at) {
   std::lock_guard lock(mutex_);
   const size_t rounded = pages(bytes);
   if (rounded < bytes) return false;
   Range r{0, bytes, flags, Place::kArena, device};
-  r.start = arena_.empty() ? RangeAllocator::kNone : free_.allocate(rounded);
-  if (r.start != RangeAllocator::kNone) {
-    if (!know(r.start, rounded)) return false;
-  } else {
-    void* plain =
-        mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (plain == MAP_FAILED) return false;
-    r.start = reinterpret_cast<uint64_t>(plain);
-    r.place = Place::kPlain;
-    channel::OwnMemory::add(plain, rounded);
-  }
+  if (!take(rounded, &r.start, &r.place)) return false;
   if (r.place == Place::kPlain)
     add_unmapped(r);
   else
@@ -81,13 +93,42 @@ bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** 
 bool HostMemory::release(void* at) {
   std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<uint64_t>(at));
-  if (it == ranges_.end() || it->second.place == Place::kRegistered) return false;
-  if (it->second.place == Place::kArena)
-    free_.release(it->first);
-  else {
-    channel::OwnMemory::remove(at);
-    munmap(at, pages(it->second.bytes));
-  }
+  if (it == ranges_.end() || it->second.place == Place::kRegistered || it->second.pooled)
+    return false;
+  give(it->first, pages(it->second.bytes), it->second.place);
+  ranges_.erase(it);
+  return true;
+}
+
+bool HostMemory::take_chunk(size_t bytes, uint64_t* start) {
+  std::lock_guard lock(mutex_);
+  Chunk chunk{pages(bytes), Place::kArena};
+  if (chunk.bytes < bytes || !take(chunk.bytes, start, &chunk.place)) return false;
+  chunks_.emplace(*start, chunk);
+  return true;
+}
+
+void HostMemory::give_chunk(uint64_t start) {
+  std::lock_guard lock(mutex_);
+  const auto it = chunks_.find(start);
+  give(start, it->second.bytes, it->second.place);
+  chunks_.erase(it);
+}
+
+void HostMemory::add_pooled(uint64_t start, size_t bytes, uint32_t device) {
+  std::lock_guard lock(mutex_);
+  const Place place = std::prev(chunks_.upper_bound(start))->second.place;
+  const Range r{start, bytes, 0, place, device, true};
+  if (place == Place::kPlain)
+    add_unmapped(r);
+  else
+    ranges_[start] = r;
+}
+
+bool HostMemory::drop_pooled(uint64_t start) {
+  std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(start);
+  if (it == ranges_.end() || !it->second.pooled) return false;
   ranges_.erase(it);
   return true;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host memory that CUDA knows of: pinned allocations (cut from the channel's arena while it lasts,
-// else ordinary memory that copies are staged from), registered ranges, and the staging buffers of
-// pageable copies. Owns the arena's bookkeeping.
+// else ordinary memory that copies are staged from), chunks of the same that pools divide
+// (core/host_pools.h), registered ranges, and the staging buffers of pageable copies. Owns the
+// arena's bookkeeping.
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@ class HostMemory {
     unsigned flags = 0;
     Place place = Place::kPageable;
     uint32_t device = 0;  // whose context was current
+    bool pooled = false;  // in a pool's chunk, whose pool gives it back
   };
   // A piece of the arena that a copy passes through. Busy until its mark shows `value`.
   struct Staging {
@@ -41,6 +43,13 @@ class HostMemory {
 
   bool allocate(size_t bytes, unsigned flags, uint32_t device, void** at);
   bool release(void* at);
+  // A chunk for pools. CUDA knows of nothing in it but what is added. give_chunk() once neither
+  // device nor channel uses it.
+  bool take_chunk(size_t bytes, uint64_t* start);
+  void give_chunk(uint64_t start);
+  void add_pooled(uint64_t start, size_t bytes, uint32_t device);
+  // False: no allocation of a pool begins there, or another thread has dropped it.
+  bool drop_pooled(uint64_t start);
   bool add_registered(void* at, size_t bytes, unsigned flags, uint32_t device);
   bool drop_registered(void* at);
   // kPageable when CUDA does not know the address.
@@ -63,7 +72,14 @@ class HostMemory {
   std::vector<Staging>& staging();
 
  private:
+  struct Chunk {
+    size_t bytes;
+    Place place;
+  };
   bool know(uint64_t start, uint64_t bytes);
+  // Whole pages of the arena, or of ordinary memory.
+  bool take(size_t rounded, uint64_t* start, Place* place);
+  void give(uint64_t start, size_t rounded, Place place);
   void add_unmapped(const Range& r);
 
   std::mutex mutex_;
@@ -74,6 +90,7 @@ class HostMemory {
   RangeAllocator free_;
   std::vector<bool> known_;  // by chunk of kKnownChunk
   std::map<uint64_t, Range> ranges_;
+  std::map<uint64_t, Chunk> chunks_;
   // Around all ranges outside the arena that there have been.
   std::atomic<uint64_t> unmapped_from_{~uint64_t{0}}, unmapped_to_{0};
   std::vector<Staging> staging_;

@@ -138,7 +138,7 @@ bool MemoryPool::borrow(Stream* stream, uint64_t bytes) {
 
 void MemoryPool::give_up_stream(Stream* stream, StreamPoint now) {
   // Nobody asks the stream any more: only the device's coming to rest frees these.
-  static char nobody;
+  Stream* const heir = home_.order_->heir(stream);
   std::vector<std::pair<uint64_t, Block>> moved;
   for (auto it = free_.begin(); it != free_.end();) {
     if (it->second.owner != stream) {
@@ -146,9 +146,8 @@ void MemoryPool::give_up_stream(Stream* stream, StreamPoint now) {
       continue;
     }
     const bool passed = home_.order_->passed(stream, it->second.point);
-    moved.emplace_back(
-        it->first, Block{it->second.bytes, passed ? nullptr : reinterpret_cast<Stream*>(&nobody),
-                         passed ? StreamPoint{} : later_of(it->second.point, now)});
+    moved.emplace_back(it->first, Block{it->second.bytes, passed ? nullptr : heir,
+                                        passed ? StreamPoint{} : later_of(it->second.point, now)});
     it = drop_block(it);
   }
   for (const auto& [address, block] : moved) put_block(address, block);

@@ -12,7 +12,7 @@ namespace sluice::client {
 MemoryPools::MemoryPools() { standard_ = create(0); }
 MemoryPools::~MemoryPools() = default;
 
-void MemoryPools::open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order) {
+void MemoryPools::open(PoolMemory* memory, std::unique_ptr<StreamOrder> order) {
   memory_ = memory;
   order_ = std::move(order);
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-ordered allocation (rule 3): pools over whole slabs of a vGPU's memory, decided in the
-// client. What a stream frees is at once the same stream's again; another stream's once it is known
-// to have waited for the free (an event), or once the free's point is known to have passed (the
-// completion page, a synchronisation), or, when no more memory is to be had, after a wait that is
-// put into it. CU_MEMPOOL_ATTR_REUSE_* switch these three. Nothing of this takes a round trip until
-// memory runs out. Pools made for it share their allocations with other processes
-// (core/pool_roster.h); importers of these are core/imported_pool.h.
+// Stream-ordered allocation (rule 3): pools over whole slabs of a vGPU's memory, or of pinned
+// memory (core/host_pools.h), decided in the client. What a stream frees is at once the same
+// stream's again; another stream's once it is known to have waited for the free (an event), or once
+// the free's point is known to have passed (the completion page, a synchronisation), or, when no
+// more memory is to be had, after a wait that is put into it. CU_MEMPOOL_ATTR_REUSE_* switch these
+// three. Nothing of this takes a round trip until memory runs out. Pools made for it share their
+// allocations with other processes (core/pool_roster.h); importers of these are
+// core/imported_pool.h.
 #pragma once
 
 #include <atomic>
@@ -25,12 +26,12 @@ namespace sluice::client {
 
 class MemoryPool;
 
-// The pools of one vGPU.
+// The pools of one vGPU, or of the host.
 class MemoryPools {
  public:
   MemoryPools();
   ~MemoryPools();
-  void open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order);
+  void open(PoolMemory* memory, std::unique_ptr<StreamOrder> order);
 
   MemoryPool* standard() { return standard_; }
   // `roster`: the pool can be shared with other processes.
@@ -91,7 +92,7 @@ class MemoryPools {
   bool waits_for(Stream* later, Stream* earlier, StreamPoint point) const;
 
   std::mutex mutex_;
-  DeviceMemory* memory_ = nullptr;
+  PoolMemory* memory_ = nullptr;
   std::unique_ptr<StreamOrder> order_;
   std::vector<std::unique_ptr<MemoryPool>> pools_;
   MemoryPool* standard_ = nullptr;

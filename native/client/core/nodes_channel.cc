@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "abi/cuda_driver.h"
 #include "client/core/log.h"
 #include "client/core/session_record.h"
 

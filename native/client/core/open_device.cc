@@ -57,6 +57,9 @@ std::unique_ptr<Device> open_device(Session* s, uint32_t index, const wire::Devi
   d->record = record;
   // Ours (managed/memory.h), whatever the node's driver can do.
   d->record.attributes[CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY] = d->place.node == 0;
+  for (const CUdevice_attribute a : {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED,
+                                     CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED})
+    d->record.attributes[a] = 1;  // the same
   const auto tell = [s, own = d.get()](uint16_t function) {
     return [s, own, function](uint64_t address, uint64_t bytes) {
       return s->tell(*own, function, wire::MemoryMap{own->place.index, 0, address, bytes}) ==
@@ -71,7 +74,7 @@ std::unique_ptr<Device> open_device(Session* s, uint32_t index, const wire::Devi
   d->memory.open(record.window_begin, record.window_bytes, record.memory_bytes, std::move(sink),
                  shares_memory ? nullptr : s->channel().memory_used(index));
   d->thread_bytes = record.thread_bytes ? record.thread_bytes : ~uint64_t{0};
-  d->legacy.device = d.get();
+  d->legacy.device = d->gone.device = d.get();
   d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*s, *d));
   d->graph_memory.open(s, d.get());
   *s->pools.create(&d->standard_pool) = {d.get(), d->pools.standard()};

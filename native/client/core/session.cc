@@ -144,6 +144,7 @@ std::vector<Device*> Session::one_of_each_node() {
 
 void Session::after_synchronisation(Device& device) {
   device.pools.after_synchronisation();
+  host_pools.after_synchronisation();
   imported_pools.after_synchronisation();
   managed.after_wait();
 }

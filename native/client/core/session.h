@@ -23,6 +23,7 @@
 #include "client/core/device_memory.h"
 #include "client/core/fences.h"
 #include "client/core/host_memory.h"
+#include "client/core/host_pools.h"
 #include "client/core/imported_pool.h"
 #include "client/core/marks.h"
 #include "client/core/module_globals.h"
@@ -180,6 +181,7 @@ class Session {
   AnswerCache answers;
   Captures captures;
   Fences fences{*this};
+  HostPools host_pools{*this};
   ImportedPools imported_pools{*this};
   ManagedMemory managed{*this};
   ModuleGlobals module_globals;

@@ -22,6 +22,11 @@ uint64_t make_order_event(Session& session, Device* device) {
   return 0;
 }
 
+Stream* StreamOrder::heir(Stream*) {
+  static char nobody;
+  return reinterpret_cast<Stream*>(&nobody);
+}
+
 StreamPoint DeviceOrder::point(Stream* stream) { return session_.work().point(*stream); }
 
 bool DeviceOrder::passed(Stream* stream, StreamPoint point) {
@@ -65,5 +70,28 @@ bool DeviceOrder::wait_idle() {
   session_.work().note_done(device_, nullptr, upto);
   return true;
 }
+
+SessionOrder::SessionOrder(Session& session) : session_(session) {
+  for (auto& device : session.devices())
+    orders_.push_back(std::make_unique<DeviceOrder>(session, *device));
+}
+
+StreamPoint SessionOrder::point(Stream* stream) { return session_.work().point(*stream); }
+
+bool SessionOrder::passed(Stream* stream, StreamPoint point) {
+  return session_.work().passed(*stream->device, stream, point);
+}
+
+bool SessionOrder::follow(Stream* later, Stream* earlier) {
+  return later->device == earlier->device && orders_[later->device->index]->follow(later, earlier);
+}
+
+bool SessionOrder::wait_idle() {
+  bool all = true;
+  for (auto& order : orders_) all &= order->wait_idle();
+  return all;
+}
+
+Stream* SessionOrder::heir(Stream* stream) { return &stream->device->gone; }
 
 }  // namespace sluice::client

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What memory pools need to know of streams: where a stream's work stands, whether it has come past
 // a point, and how one stream is made to wait for another. DeviceOrder answers from the session's
-// account and the completion page; nothing but wait_idle() takes a round trip.
+// account and the completion page, SessionOrder from the account for the streams of all devices;
+// nothing but wait_idle() takes a round trip.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "client/core/work_account.h"
 
@@ -31,6 +34,9 @@ class StreamOrder {
   virtual bool follow(Stream* later, Stream* earlier) = 0;
   // Returns when the device has nothing left to do, and knows it.
   virtual bool wait_idle() = 0;
+  // Who owns what a stream that goes had freed: nobody's stream, and only asked about points of
+  // the whole device.
+  virtual Stream* heir(Stream* stream);
 };
 
 class DeviceOrder : public StreamOrder {
@@ -46,6 +52,24 @@ class DeviceOrder : public StreamOrder {
   Session& session_;
   Device& device_;
   uint64_t event_ = 0;  // an event of its own, minted at first use
+};
+
+// Of all of a session's devices. Marks are under the lock of a device's own pools, so none is asked
+// for here.
+class SessionOrder : public StreamOrder {
+ public:
+  explicit SessionOrder(Session& session);
+  StreamPoint point(Stream* stream) override;
+  bool passed(Stream* stream, StreamPoint point) override;
+  void probe(Stream*) override {}
+  // False for streams of two devices, too.
+  bool follow(Stream* later, Stream* earlier) override;
+  bool wait_idle() override;
+  Stream* heir(Stream* stream) override;
+
+ private:
+  Session& session_;
+  std::vector<std::unique_ptr<DeviceOrder>> orders_;  // by device
 };
 
 }  // namespace sluice::client

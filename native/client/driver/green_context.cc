@@ -107,6 +107,7 @@ void end_streams(Session* s, Device* d, uint64_t green, uint64_t standard) {
     else
       stream->orphan = true;
     d->pools.forget_stream(stream);
+    s->host_pools.forget_stream(stream);
     s->marks().give_back(stream->probe);
     stream->probe = wire::kNoMark;
     s->fences.forget(stream);

@@ -49,6 +49,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (pointer == 0) return CUDA_SUCCESS;
+  if (s->host_pools.free(pointer, nullptr)) return CUDA_SUCCESS;
   AddressRange range;
   if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   Device* d = range.device;
@@ -87,7 +88,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr po
   if (!find_range(s, pointer, &range)) {
     // Pinned memory that the device reaches by the same pointer.
     const auto host = s->host_memory().find(reinterpret_cast<void*>(pointer));
-    if (host.place != HostMemory::Place::kArena) return CUDA_ERROR_NOT_FOUND;
+    if (host.place != HostMemory::Place::kArena && !host.pooled) return CUDA_ERROR_NOT_FOUND;
     range.start = host.start;
     range.bytes = host.bytes;
   }
@@ -117,7 +118,7 @@ CUresult cuMemFreeHost(void* pointer) {
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   const auto range = s->host_memory().find(pointer);
   if (range.start != reinterpret_cast<uint64_t>(pointer) ||
-      range.place == HostMemory::Place::kPageable)
+      range.place == HostMemory::Place::kPageable || range.pooled)
     return CUDA_ERROR_INVALID_VALUE;
   for (auto& device : s->devices())
     if (const CUresult e = wait_idle(s, device.get()); e != CUDA_SUCCESS) return e;
@@ -167,7 +168,8 @@ CUresult cuMemHostGetFlags(unsigned int* flags, void* pointer) {
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   const auto range = s->host_memory().find(pointer);
-  if (!flags || range.place == HostMemory::Place::kPageable) return CUDA_ERROR_INVALID_VALUE;
+  if (!flags || range.place == HostMemory::Place::kPageable || range.pooled)
+    return CUDA_ERROR_INVALID_VALUE;
   *flags = range.flags | CU_MEMHOSTALLOC_DEVICEMAP;
   return CUDA_SUCCESS;
 }

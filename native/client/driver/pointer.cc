@@ -24,6 +24,7 @@ struct Facts {
   bool plain = false;  // of cuMemAlloc
   bool managed = false;
   bool same_address = false;  // device and host use the same pointer
+  bool of_host_pool = false;
 };
 
 Facts facts_of(Session* s, uint64_t address) {
@@ -54,7 +55,8 @@ Facts facts_of(Session* s, uint64_t address) {
   f.device = s->devices()[range.device].get();
   f.start = range.start;
   f.bytes = range.bytes;
-  f.same_address = range.place == HostMemory::Place::kArena;
+  f.of_host_pool = range.pooled;
+  f.same_address = range.place == HostMemory::Place::kArena || range.pooled;
   return f;
 }
 
@@ -70,9 +72,10 @@ CUmemoryPool pool_of(Session* s, const Facts& f) {
   uint64_t start, bytes, handle = 0;
   MemoryPool* pool = nullptr;
   ImportedPool* imported = nullptr;
-  if (f.type == CU_MEMORYTYPE_DEVICE &&
-      (f.device->pools.find(f.start, &start, &bytes, &pool) ||
-       s->imported_pools.find(f.start, &start, &bytes, &imported)))
+  if (f.of_host_pool ? s->host_pools.all().find(f.start, &start, &bytes, &pool)
+                     : f.type == CU_MEMORYTYPE_DEVICE &&
+                           (f.device->pools.find(f.start, &start, &bytes, &pool) ||
+                            s->imported_pools.find(f.start, &start, &bytes, &imported)))
     s->pools.for_each([&](uint64_t id, const PoolHandle& p) {
       if (pool ? p.pool == pool : p.imported == imported) handle = id;
     });

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation and memory pools: arguments and handles; what is reused when is decided
-// in core/memory_pools.h.
+// in core/memory_pools.h. Which pools of the host's memory there are is driver/host_pool.h.
 #include "client/objects/pool.h"
 
 #include "client/core/addresses.h"
+#include "client/core/log.h"
 #include "client/driver/graph.h"
+#include "client/driver/host_pool.h"
+#include "client/driver/location.h"
 #include "client/driver/peer.h"
 #include "client/driver/wait.h"
 
@@ -34,7 +37,17 @@ CUresult find_own(CUmemoryPool handle, Session** s, PoolHandle** pool) {
   return (*pool)->imported ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-// The device whose pools a location and a kind of memory mean.
+// Of its device, or of the host.
+MemoryPools& home_of(Session* s, const PoolHandle& pool) {
+  return pool.device ? pool.device->pools : s->host_pools.all();
+}
+
+// Whether a location and a kind of memory mean pools of pinned host memory.
+bool means_host(const CUmemLocation* location, CUmemAllocationType type) {
+  return location && is_on_host(*location) && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+}
+
+// The device whose pools they mean.
 CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session** s,
                 Device** device) {
   if (!location || location->type == CU_MEM_LOCATION_TYPE_INVALID ||
@@ -47,14 +60,16 @@ CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session
 
 CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
                   CUdeviceptr* pointer) {
-  if (!pointer || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pointer || (from.device && from.device != stream->device)) return CUDA_ERROR_INVALID_VALUE;
   if (bytes == 0) {  // no memory, which cuMemFreeAsync takes back
     *pointer = 0;
     return s->sticky();
   }
   uint64_t address = 0;
-  auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
-  if (result == DeviceMemory::Result::kOutOfMemory && from.device->graph_memory.trim())
+  auto result = from.device ? from.device->pools.allocate(from.pool, stream, bytes, &address)
+                            : s->host_pools.allocate(from.pool, stream, bytes, &address);
+  if (result == DeviceMemory::Result::kOutOfMemory && from.device &&
+      from.device->graph_memory.trim())
     result = from.device->pools.allocate(from.pool, stream, bytes, &address);
   if (result == DeviceMemory::Result::kDone) *pointer = address;
   return s->sticky() != CUDA_SUCCESS ? s->sticky() : as_result(result);
@@ -64,10 +79,15 @@ CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t byt
 // use it.
 CUresult record(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
                 CUdeviceptr* pointer) {
-  if (!pointer || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pointer || (from.device && from.device != stream->device)) return CUDA_ERROR_INVALID_VALUE;
   if (bytes == 0) {  // no node either
     *pointer = 0;
     return CUDA_SUCCESS;
+  }
+  if (!from.device) {
+    log_once(LogLevel::kError,
+             "allocation from a pool of host memory in a stream capture is not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -112,6 +132,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
   if (pointer == 0) return CUDA_SUCCESS;
   if (stream->capture) return capture_free(s, stream, pointer);
+  if (s->host_pools.free(pointer, stream)) return CUDA_SUCCESS;
   AddressRange range;
   if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   // Others wait, as CUDA allows here.
@@ -161,6 +182,8 @@ CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location,
                                 CUmemAllocationType type) {
   Session* s;
   Device* d;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (means_host(location, type)) return standard_host_pool(s, *location, pool);
   if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
   return cuDeviceGetDefaultMemPool(pool, location->id);
 }
@@ -168,6 +191,8 @@ CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location,
 CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
   Session* s;
   Device* d;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (means_host(location, type)) return current_host_pool(s, *location, pool);
   if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
   return cuDeviceGetMemPool(pool, location->id);
 }
@@ -175,6 +200,8 @@ CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAlloc
 CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
   Session* s;
   Device* d;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (means_host(location, type)) return choose_host_pool(s, *location, pool);
   if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
   return cuDeviceSetMemPool(location->id, pool);
 }
@@ -184,6 +211,8 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   Device* d;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (!pool || !properties) return CUDA_ERROR_INVALID_VALUE;
+  if (means_host(&properties->location, properties->allocType))
+    return create_host_pool(s, *properties, pool);
   if (const CUresult e = locate(&properties->location, properties->allocType, &s, &d);
       e != CUDA_SUCCESS)
     return e;
@@ -208,8 +237,14 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   const PoolHandle gone = *pool;
-  if (!gone.imported && gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
   uint64_t id = reinterpret_cast<uint64_t>(handle);
+  if (!gone.device) {
+    if (!s->host_pools.forget(gone.node, id) || !s->pools.destroy(id))
+      return CUDA_ERROR_INVALID_VALUE;
+    s->host_pools.all().destroy(gone.pool);
+    return CUDA_SUCCESS;
+  }
+  if (!gone.imported && gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
   if (gone.imported) {
     if (s->imported_pools.close(gone.imported)) s->pools.destroy(id);
     return CUDA_SUCCESS;
@@ -225,7 +260,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (pool->imported) return CUDA_ERROR_INVALID_VALUE;
-  pool->device->pools.trim(pool->pool, keep);
+  home_of(s, *pool).trim(pool->pool, keep);
   return CUDA_SUCCESS;
 }
 
@@ -234,7 +269,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (!value || pool->imported) return CUDA_ERROR_INVALID_VALUE;
-  return pool->device->pools.set(pool->pool, attribute, value);
+  return home_of(s, *pool).set(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
@@ -242,7 +277,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (!value || pool->imported) return CUDA_ERROR_INVALID_VALUE;
-  return pool->device->pools.get(pool->pool, attribute, value);
+  return home_of(s, *pool).get(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, size_t count) {
@@ -252,20 +287,28 @@ CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, 
   if (!access && count) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     Device* d;
-    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult e = device_of(access[i].location.id, &s, &d); e != CUDA_SUCCESS) return e;
     const auto flags = access[i].flags;
     const bool all = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!pool->device && is_on_host(access[i].location)) {  // which always has access
+      if (!all) return CUDA_ERROR_INVALID_VALUE;
+      continue;
+    }
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult e = device_of(access[i].location.id, &s, &d); e != CUDA_SUCCESS) return e;
     if (d == pool->device) {  // which always has access
       if (!all) return CUDA_ERROR_INVALID_VALUE;
       continue;
     }
     if (!all && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_VALUE;
-    if (all && !(d->record.peers >> pool->device->index & 1)) return CUDA_ERROR_INVALID_DEVICE;
-    // The worker opens whole windows, so closing one pool of several takes nothing away.
+    if (all && pool->device && !(d->record.peers >> pool->device->index & 1))
+      return CUDA_ERROR_INVALID_DEVICE;
+    // The worker opens whole windows, so closing one pool of several takes nothing away. Pinned
+    // memory is every device's.
     const uint64_t bit = 1ull << d->index;
     if (!all) {
       pool->users &= ~bit;
+    } else if (!pool->device) {
+      pool->users |= bit;
     } else if (!(pool->users & bit)) {
       if (!(pool->device->pool_users.fetch_or(bit) & bit) &&
           !(d->peers_enabled.load() >> pool->device->index & 1))
@@ -281,8 +324,12 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
   Session* s;
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
-  if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
+  if (!pool->device && is_on_host(*location)) {
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return CUDA_SUCCESS;
+  }
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   Device* d;
   if (const CUresult e = device_of(location->id, &s, &d); e != CUDA_SUCCESS) return e;
   const bool may = d == pool->device || pool->users >> d->index & 1;

@@ -26,6 +26,7 @@ CUresult cuMemPoolExportToShareableHandle(void* shareable, CUmemoryPool handle,
   if (!can_share(s)) return CUDA_ERROR_NOT_SUPPORTED;
   const PoolHandle* pool = s->pools.find(handle);
   if (!shareable || !pool || pool->imported || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!pool->device) return CUDA_ERROR_INVALID_VALUE;  // none of the host's is made to be shared
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   return pool->device->pools.export_pool(pool->pool, static_cast<int*>(shareable));
 }

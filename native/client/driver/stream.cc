@@ -40,6 +40,7 @@ CUresult destroy(Session* s, uint64_t id) {
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
   device.graph_memory.forget_stream(stream);
   device.pools.forget_stream(stream);
+  s->host_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->fences.forget(stream);
   s->work().forget(device, stream);
@@ -180,8 +181,12 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
       s->post(wire::kStreamWaitEvent,
               wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0},
               {}, stream, stream->device->context());
-  if (ev->device == stream->device && !stream->capture)
-    stream->device->pools.note_wait(stream, ev->stream, upto);
+  if (!stream->capture) {
+    if (ev->device == stream->device) stream->device->pools.note_wait(stream, ev->stream, upto);
+    // Numbers of another device's work mean nothing, as where an old event's stream had its place.
+    if (s->host_pools.any() && ev->stream && ev->stream->device == ev->device)
+      s->host_pools.all().note_wait(stream, ev->stream, upto);
+  }
   return e;
 }
 

@@ -38,6 +38,7 @@ struct Device {
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
+  Stream gone;  // stands for streams that were destroyed
   // Its streams for other nodes' work (driver/across_nodes.cc), and how often one was taken.
   std::array<uint64_t, 4> crossing{};
   uint32_t crossings = 0;

@@ -12,7 +12,6 @@
 namespace sluice::softgpu {
 namespace {
 
-constexpr uint64_t kEveryDevice = ~0ull;
 constexpr uint64_t kPage = 4096;
 
 CUresult allocate(Context& context, size_t size, CUdeviceptr* pointer) {
@@ -93,7 +92,8 @@ bool attribute(const Allocation& known, CUpointer_attribute which, uintptr_t poi
       *static_cast<unsigned*>(out) = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
       return true;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      *static_cast<CUmemoryPool*>(out) = nullptr;
+      *static_cast<CUmemoryPool*>(out) =
+          known.pooled() ? reinterpret_cast<CUmemoryPool>(known.handle) : nullptr;
       return true;
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       *static_cast<unsigned long long*>(out) = legacy ? known.id : known.handle;
@@ -160,7 +160,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     if (pointer == 0) return CUDA_SUCCESS;
     std::optional<Allocation> known = Allocations::instance().find(pointer);
     bool ours = known && known->base == pointer &&
-                (known->kind == AllocationKind::kDevice || known->kind == AllocationKind::kPool);
+                (known->kind == AllocationKind::kDevice || known->pooled());
     if (!ours) return CUDA_ERROR_INVALID_VALUE;
     synchronize_all_contexts();  // kernels may be using it: CUDA waits for them too
     if (!Allocations::instance().remove(pointer)) return CUDA_ERROR_INVALID_VALUE;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation. Memory is taken at the call, so that it can fail there, and given back
-// when the stream reaches the free. Pools can be shared with other processes.
+// when the stream reaches the free. Pools on devices can be shared with other processes.
 #include "softgpu/runtime/pool.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
+#include <string>
 
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
@@ -22,14 +26,43 @@ void enter(uintptr_t address, uint64_t size, Device& device, Context& context, C
   RangeMap::instance().grant(address, rounded, mask, mask);
 }
 
+// Memory of the host's that every device reaches.
+uintptr_t map_host(Context& context, CUmemoryPool pool, size_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return 0;
+  uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+  Allocations::instance().add({address, size, AllocationKind::kHostPool, context.device().ordinal,
+                               &context, 0, reinterpret_cast<uintptr_t>(pool)});
+  uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+  RangeMap::instance().grant(address, rounded, kEveryDevice, kEveryDevice);
+  return address;
+}
+
+CUresult allocate_on_host(Stream& stream, Context& context, CUmemoryPool pool, size_t size,
+                          CUdeviceptr* pointer) {
+  if (!Pools::instance().took(pool, size)) {
+    stream.tail().wait();  // frees that are queued ahead make room
+    if (!Pools::instance().took(pool, size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  uintptr_t address = map_host(context, pool, size);
+  if (address == 0) {
+    Pools::instance().gone(
+        {0, size, AllocationKind::kHostPool, 0, nullptr, 0, reinterpret_cast<uintptr_t>(pool)});
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *pointer = address;
+  return CUDA_SUCCESS;
+}
+
 CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t size,
                   CUdeviceptr* pointer) {
-  int ordinal = Pools::instance().device_of(pool);
-  if (!pointer || ordinal < 0) return CUDA_ERROR_INVALID_VALUE;
+  int ordinal = Pools::instance().place_of(pool);
+  if (!pointer || ordinal == Pools::kNowhere) return CUDA_ERROR_INVALID_VALUE;
   if (size == 0) {
     *pointer = 0;
     return CUDA_SUCCESS;
   }
+  if (Pools::on_host(ordinal)) return allocate_on_host(stream, context, pool, size, pointer);
   Device& device = *device_at(ordinal);
   std::shared_ptr<PoolFile> file = Pools::instance().file_of(pool);
   if (file && file->foreign()) return CUDA_ERROR_INVALID_VALUE;
@@ -43,6 +76,40 @@ CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t si
   enter(address, size, device, context, pool);
   *pointer = address;
   return CUDA_SUCCESS;
+}
+
+// Of pinned memory at that location; kNowhere: there are none.
+int place_of(const CUmemLocation& location) {
+  switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return device_at(location.id) ? location.id : Pools::kNowhere;
+    case CU_MEM_LOCATION_TYPE_HOST:
+      return Pools::kHost;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA: {
+      const std::string node = "/sys/devices/system/node/node" + std::to_string(location.id);
+      const bool there = location.id == 0 || (location.id > 0 && access(node.c_str(), F_OK) == 0);
+      return there ? Pools::node(location.id) : Pools::kNowhere;
+    }
+    default:
+      return Pools::kNowhere;
+  }
+}
+
+bool is_device(const CUmemLocation& location) {
+  return location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
+// The same for a function that is told location and kind of memory.
+template <class F>
+CUresult with_place(const CUmemLocation* location, CUmemAllocationType type, F&& body) {
+  return with_driver([&]() -> CUresult {
+    if (!location) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_NOT_SUPPORTED;
+    const int place = place_of(*location);
+    if (place == Pools::kNowhere)
+      return is_device(*location) ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+    return body(place);
+  });
 }
 
 bool narrow(CUmemPool_attribute which) {
@@ -73,7 +140,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     if (pointer == 0) return CUDA_SUCCESS;
     std::optional<Allocation> known = Allocations::instance().find(pointer);
     if (!known || known->base != pointer ||
-        (known->kind != AllocationKind::kPool && known->kind != AllocationKind::kDevice)) {
+        (!known->pooled() && known->kind != AllocationKind::kDevice)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     context.submit_always(stream, [pointer] {
@@ -107,10 +174,42 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   });
 }
 
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location,
+                                CUmemAllocationType type) {
+  return with_place(location, type, [&](int place) -> CUresult {
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    *pool = Pools::instance().standard(place);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
+  return with_place(location, type, [&](int place) -> CUresult {
+    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    *pool = Pools::instance().current(place);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  return with_place(location, type, [&](int place) -> CUresult {
+    return Pools::instance().set_current(place, pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   return with_driver([&]() -> CUresult {
     if (!pool || !properties) return CUDA_ERROR_INVALID_VALUE;
     bool shared = properties->handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (const int place = place_of(properties->location); Pools::on_host(place)) {
+      if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return place == Pools::kHost ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
+      *pool = Pools::instance().create(place, nullptr, properties->maxSize);
+      return CUDA_SUCCESS;
+    }
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+        properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+      return CUDA_ERROR_INVALID_VALUE;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
         (!shared && properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)) {
       return CUDA_ERROR_NOT_SUPPORTED;
@@ -191,8 +290,48 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
   return with_driver([&]() -> CUresult {  // nothing is kept back that could be trimmed
     const auto file = Pools::instance().file_of(pool);
-    const bool ours = Pools::instance().device_of(pool) >= 0 && !(file && file->foreign());
+    const bool ours =
+        Pools::instance().place_of(pool) != Pools::kNowhere && !(file && file->foreign());
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+// Of pools on the host; one on a device is the device's, and its peers'.
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* access, size_t count) {
+  return with_driver([&]() -> CUresult {
+    const int place = Pools::instance().place_of(pool);
+    if (place == Pools::kNowhere || (!access && count)) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; ++i) {
+      const bool all = access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      const int user = place_of(access[i].location);
+      if (user == place || (Pools::on_host(place) && Pools::on_host(user))) {
+        if (!all) return CUDA_ERROR_INVALID_VALUE;
+        continue;
+      }
+      if (!is_device(access[i].location)) return CUDA_ERROR_INVALID_VALUE;
+      if (user == Pools::kNowhere) return CUDA_ERROR_INVALID_DEVICE;
+      if (!all && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_VALUE;
+      if (!Pools::on_host(place)) return CUDA_ERROR_NOT_SUPPORTED;
+      Pools::instance().set_user(pool, user, all);
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool pool, CUmemLocation* location) {
+  return with_driver([&]() -> CUresult {
+    const int place = Pools::instance().place_of(pool);
+    if (!flags || !location || place == Pools::kNowhere) return CUDA_ERROR_INVALID_VALUE;
+    const int user = place_of(*location);
+    if (user == Pools::kNowhere)
+      return is_device(*location) ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+    if (Pools::on_host(user) && !Pools::on_host(place)) return CUDA_ERROR_INVALID_VALUE;
+    bool may = user == place || Pools::on_host(user);
+    if (!may)
+      may = Pools::on_host(place) ? Pools::instance().used_by(pool, user)
+                                  : (device_at(place)->peers.load() >> user & 1) != 0;
+    *flags = may ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
   });
 }
 

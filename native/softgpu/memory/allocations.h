@@ -15,7 +15,15 @@ namespace sluice::softgpu {
 
 class Context;
 
-enum class AllocationKind : uint8_t { kDevice, kHost, kRegistered, kMapped, kPool, kGlobal };
+enum class AllocationKind : uint8_t {
+  kDevice,
+  kHost,
+  kRegistered,
+  kMapped,
+  kPool,
+  kHostPool,
+  kGlobal
+};
 
 struct Allocation {
   uintptr_t base = 0;
@@ -24,11 +32,15 @@ struct Allocation {
   int device = 0;
   Context* context = nullptr;  // null for mappings, which belong to no context
   uint64_t id = 0;             // unique in the process's life, as CU_POINTER_ATTRIBUTE_BUFFER_ID
-  uint64_t handle = 0;         // kMapped: the physical allocation
+  uint64_t handle = 0;         // kMapped: the physical allocation; of pools: the pool
   unsigned flags = 0;
   std::vector<std::pair<uintptr_t, uintptr_t>> managed{};  // variables of kGlobal: from, to
 
-  bool host() const { return kind == AllocationKind::kHost || kind == AllocationKind::kRegistered; }
+  bool host() const {
+    return kind == AllocationKind::kHost || kind == AllocationKind::kRegistered ||
+           kind == AllocationKind::kHostPool;
+  }
+  bool pooled() const { return kind == AllocationKind::kPool || kind == AllocationKind::kHostPool; }
 };
 
 class Allocations {

@@ -15,6 +15,9 @@
 
 namespace sluice::softgpu {
 
+// Readers or writers.
+inline constexpr uint64_t kEveryDevice = ~0ull;
+
 struct Range {
   uintptr_t low = 0;
   uintptr_t high = 0;    // one past the end

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "softgpu/runtime/pool.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -13,21 +15,24 @@ namespace sluice::softgpu {
 
 struct Pools::State {
   struct Pool {
-    int device = 0;
+    int place = 0;
     uint64_t used = 0;
     uint64_t most = 0;
+    uint64_t limit = 0;
+    uint64_t users = 0;
     std::shared_ptr<PoolFile> file;
     std::map<int, uint64_t> set;
   };
 
   std::mutex mutex;
   std::map<CUmemoryPool, std::unique_ptr<Pool>> pools;
-  std::map<int, CUmemoryPool> standard;
+  std::map<int, CUmemoryPool> standard;  // by place
   std::map<int, CUmemoryPool> current;
 
-  CUmemoryPool create(int device, std::shared_ptr<PoolFile> file = nullptr) {
+  CUmemoryPool create(int place, std::shared_ptr<PoolFile> file = nullptr, uint64_t limit = 0) {
     auto pool = std::make_unique<Pool>();
-    pool->device = device;
+    pool->place = place;
+    pool->limit = limit;
     pool->file = std::move(file);
     auto handle = reinterpret_cast<CUmemoryPool>(pool.get());
     pools[handle] = std::move(pool);
@@ -46,9 +51,9 @@ Pools& Pools::instance() {
   return *pools;
 }
 
-CUmemoryPool Pools::create(int device, std::shared_ptr<PoolFile> file) {
+CUmemoryPool Pools::create(int place, std::shared_ptr<PoolFile> file, uint64_t limit) {
   std::lock_guard lock(state_->mutex);
-  return state_->create(device, std::move(file));
+  return state_->create(place, std::move(file), limit);
 }
 
 std::shared_ptr<PoolFile> Pools::file_of(CUmemoryPool handle) {
@@ -59,41 +64,56 @@ std::shared_ptr<PoolFile> Pools::file_of(CUmemoryPool handle) {
 
 bool Pools::destroy(CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
-  for (const auto& [device, pool] : state_->standard) {
+  for (const auto& [place, pool] : state_->standard) {
     if (pool == handle) return false;
   }
   std::erase_if(state_->current, [&](const auto& entry) { return entry.second == handle; });
   return state_->pools.erase(handle) != 0;
 }
 
-CUmemoryPool Pools::standard(int device) {
+CUmemoryPool Pools::standard(int place) {
   std::lock_guard lock(state_->mutex);
-  auto found = state_->standard.find(device);
+  auto found = state_->standard.find(place);
   if (found != state_->standard.end()) return found->second;
-  return state_->standard[device] = state_->create(device);
+  return state_->standard[place] = state_->create(place);
 }
 
-CUmemoryPool Pools::current(int device) {
+CUmemoryPool Pools::current(int place) {
   {
     std::lock_guard lock(state_->mutex);
-    auto found = state_->current.find(device);
+    auto found = state_->current.find(place);
     if (found != state_->current.end()) return found->second;
   }
-  return standard(device);
+  return standard(place);
 }
 
-bool Pools::set_current(int device, CUmemoryPool handle) {
+bool Pools::set_current(int place, CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
   State::Pool* pool = state_->find(handle);
-  if (!pool || pool->device != device || (pool->file && pool->file->foreign())) return false;
-  state_->current[device] = handle;
+  if (!pool || pool->place != place || (pool->file && pool->file->foreign())) return false;
+  state_->current[place] = handle;
   return true;
 }
 
-int Pools::device_of(CUmemoryPool handle) {
+int Pools::place_of(CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
   State::Pool* pool = state_->find(handle);
-  return pool ? pool->device : -1;
+  return pool ? pool->place : kNowhere;
+}
+
+bool Pools::set_user(CUmemoryPool handle, int device, bool on) {
+  std::lock_guard lock(state_->mutex);
+  State::Pool* pool = state_->find(handle);
+  if (!pool) return false;
+  const uint64_t bit = 1ull << device;
+  pool->users = on ? pool->users | bit : pool->users & ~bit;
+  return true;
+}
+
+bool Pools::used_by(CUmemoryPool handle, int device) {
+  std::lock_guard lock(state_->mutex);
+  State::Pool* pool = state_->find(handle);
+  return pool && (pool->users >> device & 1) != 0;
 }
 
 bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t value) {
@@ -137,16 +157,18 @@ bool Pools::attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t& 
   }
 }
 
-void Pools::took(CUmemoryPool handle, uint64_t bytes) {
+bool Pools::took(CUmemoryPool handle, uint64_t bytes) {
   std::lock_guard lock(state_->mutex);
   State::Pool* pool = state_->find(handle);
-  if (!pool) return;
+  if (!pool) return true;
+  if (pool->limit && bytes > pool->limit - std::min(pool->used, pool->limit)) return false;
   pool->used += bytes;
   pool->most = std::max(pool->most, pool->used);
+  return true;
 }
 
 void Pools::gone(const Allocation& allocation) {
-  if (allocation.kind != AllocationKind::kPool) return;
+  if (!allocation.pooled()) return;
   std::lock_guard lock(state_->mutex);
   State::Pool* pool = state_->find(reinterpret_cast<CUmemoryPool>(allocation.handle));
   if (pool) pool->used -= std::min(pool->used, allocation.size);
@@ -156,6 +178,10 @@ void release_device_allocation(const Allocation& allocation) {
   uint64_t rounded = (allocation.size + kAlignment - 1) / kAlignment * kAlignment;
   RangeMap::instance().retract(allocation.base, rounded);
   Pools::instance().gone(allocation);
+  if (allocation.kind == AllocationKind::kHostPool) {
+    munmap(reinterpret_cast<void*>(allocation.base), rounded);
+    return;
+  }
   if (!PoolFile::release(allocation.base))
     device_at(allocation.device)->memory.release(allocation.base);
 }

@@ -188,5 +188,45 @@ TEST_F(Host, ALostSessionGivesNoMemory) {
   EXPECT_TRUE(memory.staging().empty());
 }
 
+// A chunk is nothing that CUDA knows of; what a pool adds in it is, until the pool drops it.
+TEST_F(Host, AChunkIsDividedByWhoeverTookIt) {
+  constexpr size_t kChunk = 2 << 20;
+  uint64_t chunk = 0;
+  ASSERT_TRUE(memory.take_chunk(kChunk, &chunk));
+  EXPECT_TRUE(memory.in_arena(reinterpret_cast<void*>(chunk), kChunk));
+  EXPECT_EQ(memory.find(reinterpret_cast<void*>(chunk)).place, Place::kPageable);
+  memory.add_pooled(chunk + 512, 100, 1);
+  const auto r = memory.find(reinterpret_cast<void*>(chunk + 512 + 99));
+  EXPECT_EQ(r.place, Place::kArena);
+  EXPECT_TRUE(r.pooled);
+  EXPECT_EQ(r.start, chunk + 512);
+  EXPECT_EQ(r.device, 1u);
+  EXPECT_EQ(memory.find(reinterpret_cast<void*>(chunk + 512 + 100)).place, Place::kPageable);
+  EXPECT_FALSE(memory.release(reinterpret_cast<void*>(chunk + 512))) << "it is the pool's";
+  EXPECT_FALSE(memory.drop_pooled(chunk));
+  EXPECT_TRUE(memory.drop_pooled(chunk + 512));
+  EXPECT_FALSE(memory.drop_pooled(chunk + 512)) << "twice";
+  std::byte* own = allocate(kChunk);
+  EXPECT_FALSE(memory.drop_pooled(reinterpret_cast<uint64_t>(own))) << "no pool's";
+  memory.give_chunk(chunk);
+  EXPECT_EQ(reinterpret_cast<uint64_t>(allocate(kChunk)), chunk) << "which came back";
+}
+
+TEST_F(Host, ChunksBeyondTheArenaAreOrdinaryMemory) {
+  uint64_t chunk = 0;
+  ASSERT_TRUE(memory.take_chunk(kArena, &chunk));
+  memory.add_pooled(chunk, 4096, 0);
+  memory.add_pooled(chunk + 4096, 4096, 0);
+  EXPECT_EQ(memory.find(reinterpret_cast<void*>(chunk)).place, Place::kPlain);
+  EXPECT_TRUE(memory.may_be_unmapped(chunk + 4096));
+  EXPECT_TRUE(memory.is_unmapped(chunk, 4096));
+  EXPECT_FALSE(memory.is_unmapped(chunk, 4097)) << "its neighbour is another allocation";
+  EXPECT_TRUE(memory.drop_pooled(chunk));
+  EXPECT_FALSE(memory.is_unmapped(chunk, 1));
+  EXPECT_TRUE(memory.drop_pooled(chunk + 4096));
+  memory.give_chunk(chunk);
+  EXPECT_FALSE(memory.take_chunk(size_t{1} << 60, &chunk));
+}
+
 }  // namespace
 }  // namespace sluice::client

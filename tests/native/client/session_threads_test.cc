@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -115,6 +116,51 @@ TEST_F(SessionThreads, AChildOfForkHasNoSessionAndHarmsNone) {
   EXPECT_TRUE(seen().empty());
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS) << "the parent goes on";
   EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
+}
+
+// A device's own pools and those of the host's memory look at the same streams, each under a lock
+// of its own.
+TEST_F(SessionThreads, PoolsOfDeviceAndHostShareStreams) {
+  recording().writing_down = false;
+  CUmemPoolProps props{};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location.type = CU_MEM_LOCATION_TYPE_HOST;
+  CUmemoryPool pool = nullptr;
+  ASSERT_EQ(cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+  CUstream streams[2];
+  for (CUstream& stream : streams)
+    ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  std::atomic<unsigned> next{0};
+  on_threads(4, [&] {
+    const unsigned own = next++;
+    CUevent event = nullptr;
+    ASSERT_EQ(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    for (unsigned i = 0; i < 300; ++i) {
+      const CUstream mine = streams[(own + i) % 2], other = streams[(own + i + 1) % 2];
+      CUdeviceptr pinned = 0, device = 0;
+      ASSERT_EQ(cuMemAllocFromPoolAsync(&pinned, 64 + 4096 * (i % 7), pool, mine), CUDA_SUCCESS);
+      ASSERT_EQ(cuMemAllocAsync(&device, 64 + 4096 * (i % 5), mine), CUDA_SUCCESS);
+      *reinterpret_cast<unsigned*>(pinned) = own;
+      ASSERT_EQ(cuMemcpyHtoDAsync_v2(device, reinterpret_cast<void*>(pinned), 64, mine),
+                CUDA_SUCCESS);
+      ASSERT_EQ(cuEventRecord(event, mine), CUDA_SUCCESS);
+      ASSERT_EQ(cuStreamWaitEvent(other, event, 0), CUDA_SUCCESS);
+      EXPECT_EQ(*reinterpret_cast<unsigned*>(pinned), own);
+      ASSERT_EQ(cuMemFreeAsync(device, mine), CUDA_SUCCESS);
+      ASSERT_EQ(cuMemFreeAsync(pinned, i % 3 ? mine : other), CUDA_SUCCESS);
+      if (i % 16 == 0) {
+        ASSERT_EQ(cuMemPoolTrimTo(pool, 0), CUDA_SUCCESS);
+      }
+      if (i % 32 == 0) {
+        ASSERT_EQ(cuStreamSynchronize(mine), CUDA_SUCCESS);
+      }
+    }
+    ASSERT_EQ(cuEventDestroy_v2(event), CUDA_SUCCESS);
+  });
+  for (const CUstream stream : streams) EXPECT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  recording().writing_down = true;
 }
 
 TEST_F(SessionThreads, SizesThatWrapAreTheCallersMistake) {
