@@ -88,9 +88,9 @@ class Residency:
         """What a session's memory is to the arbiter; nothing: it is not counted."""
         if not self.counts(session):
             return {}
-        comes = session.grant_id in self._coming
+        comes = session.grant_id in self._coming or self._suspensions.comes_back(session.grant_id)
         out = {} if comes else self._suspensions.memory.out_by_gpu(session.grant_id)
-        away = self._suspensions.is_out(session.grant_id)
+        away = self._suspensions.is_out(session.grant_id) and not comes
         fields = {
             "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
             "away": str(int(away)),

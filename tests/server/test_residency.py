@@ -255,7 +255,7 @@ async def test_where_all_that_runs_fits_with_it_a_resumed_one_comes_back_at_once
     bench.pages.joined.clear()
     await bench.suspensions.resume("g")
     assert worker.verbs[-1] == "wake"
-    assert bench.pages.joined == ["g"], "the arbiter hears that it is back"
+    assert bench.pages.joined == ["g", "g"], "the arbiter hears that it comes, and that it is back"
     assert bench.residency.claim(bench.session)["away"] == "0"
 
 
@@ -288,6 +288,30 @@ async def test_who_is_on_the_way_back_counts_for_the_next_who_is_resumed() -> No
         await asyncio.sleep(0)
     assert bench.suspensions.is_out("g")
     assert bench.residency.is_asked("another")
+
+
+async def test_who_comes_back_unasked_is_in_to_the_arbiter_before_anything_has_moved() -> None:
+    worker = FakeWorker(
+        *(says("stopped"), says("stopped", planned=50)),
+        {**says("out", out=50), "moved_by": "controller"},
+    )
+    bench = Bench(worker)
+    bench.pages.known = [bench.session]
+    await bench.suspensions.suspend("g")
+    bench.pages.joined.clear()
+    bench.suspensions.begin("g", suspend=False)
+    while worker.verbs[-1] != "wake":  # which its worker does not answer yet
+        await asyncio.sleep(0)
+    assert bench.pages.joined == ["g"]
+    claim = bench.residency.claim(bench.session)
+    assert (claim["away"], claim["vgpu.0.out_mib"]) == ("0", "0")
+    no_place = {**says("out", out=50), "moved_by": "controller", "message": "no place"}
+    worker.on_suspension(Message("suspension", no_place))
+    while not bench.reports:
+        await asyncio.sleep(0)
+    claim = bench.residency.claim(bench.session)
+    assert (claim["away"], claim["vgpu.0.out_mib"]) == ("1", "50")
+    assert bench.pages.joined == ["g", "g"]
 
 
 async def test_what_comes_in_by_a_killed_arbiters_order_is_in_to_the_next() -> None:
