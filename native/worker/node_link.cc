@@ -156,13 +156,12 @@ void NodeLink::look_after() {
 void NodeLink::connected(uint32_t epoch,
                          std::unique_ptr<channel::ResumableStream::Connection> connection) {
   stream()->resume(epoch, std::move(connection));
-  std::lock_guard lock(mutex_);
-  answered_ = true;
-  changed_.notify_all();
+  ask_again();
 }
 
-void NodeLink::refused(const std::string& why, bool over) {
-  if (over) return lose(why);
+void NodeLink::refused(const std::string& why, bool over) { over ? lose(why) : ask_again(); }
+
+void NodeLink::ask_again() {
   std::lock_guard lock(mutex_);
   answered_ = true;
   changed_.notify_all();
