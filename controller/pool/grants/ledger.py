@@ -35,6 +35,7 @@ from sluice.controller.pool.model import (
     SessionState,
     Vgpu,
     as_it_is,
+    known,
 )
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
@@ -189,7 +190,7 @@ class GrantLedger:
 
     def rebook(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
         """A live grant's vGPUs are other ones, or of other sizes."""
-        counted = Held.of(vgpus) != Held.of(grant.vgpus)
+        counted = Held.of(known(vgpus)) != Held.of(grant.known_vgpus)
         self._unbook(grant)
         if counted:
             self.changes += self._bookings.count(grant, -1)
