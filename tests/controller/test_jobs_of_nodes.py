@@ -301,6 +301,23 @@ def test_a_process_that_goes_away_leaves_the_others_theirs(bench: PoolBench) -> 
     assert used(bench) == [0, 0, 0]
 
 
+def test_a_held_jobs_room_is_not_given_back_with_a_client_that_goes_away(bench: PoolBench) -> None:
+    bench.pool.lifecycle.job_held(KEY, "request 1")
+    first = bench.granted(request_id="first", **JOB)
+    end(bench, first)
+    bench.granted(request_id="second", **JOB)
+    assert not bench.pool.requests.withdraw("second", GONE).ends
+    third = bench.granted(**JOB)
+    assert third.grant is first.grant
+    decisions = bench.pool.lifecycle.not_taken(third, GONE)
+    assert [order.node for order in decisions.session_ends] == ["a", "b"]
+    assert first.grant.state is GrantState.LIVE
+    # where a node does not take its part, the next try is placed anew
+    fourth = bench.granted(**JOB)
+    assert bench.pool.lifecycle.not_taken(fourth, End(EndCause.NOT_TAKEN, "silent")).ends
+    assert bench.granted(**JOB).grant is not first.grant
+
+
 def test_who_gives_up_on_one_node_is_expected_on_no_other(bench: PoolBench) -> None:
     """Its client found that a node cannot be reached: the others' keys are withdrawn at once."""
     first, second = bench.granted(**JOB), bench.granted(**JOB)
