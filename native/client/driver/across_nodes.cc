@@ -98,13 +98,16 @@ CUresult other_end(Session* s, Stream* stream, Device* d, Stream** where) {
 }
 
 // From one node's memory to another's, straight, where the stream is of either. Nobody waits.
-// Nothing: it is no such copy, or the nodes have no link.
+// Nothing: it is no such copy, or the nodes have no link. In the legacy stream of a third device a
+// copy comes behind what all three were given, which only whoever waits for them all can make so.
 std::optional<CUresult> copy_by_link(Session* s, Stream* stream, Device* target, uint64_t to,
                                      uint64_t to_pitch, Device* source, uint64_t from,
                                      uint64_t from_pitch, Rect r) {
   const uint32_t here = stream->device->place.node;
   const bool sends = source->place.node == here, receives = target->place.node == here;
-  if (sends == receives || !s->node_links.between(*source, *target)) return {};
+  const bool is_thirds = stream->device != source && stream->device != target;
+  if (sends == receives || (stream->wire_id == 0 && is_thirds)) return {};
+  if (!s->node_links.between(*source, *target)) return {};
   Stream* other;
   if (const CUresult e = other_end(s, stream, sends ? target : source, &other); e != CUDA_SUCCESS)
     return e;
