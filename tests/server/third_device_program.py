@@ -79,12 +79,62 @@ def copy_behind(one: Device, other: Device, current: Device) -> None:
     assert other.bytes() == {9}, "it came before what the device was given"
 
 
+class Variable:
+    """A module's, which is loaded for a device."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.device, self.size = device, size
+        self.module, self.address = c_void_p(), c_uint64()
+        code = f".version 7.0\n.target sm_70\n.address_size 64\n.global .b8 here[{size}];\n"
+        device.use()
+        good(cuda.cuModuleLoadData(byref(self.module), code.encode()))
+        found = c_size_t()
+        good(cuda.cuModuleGetGlobal_v2(byref(self.address), byref(found), self.module, b"here"))
+        assert found.value == size
+
+    def holds(self, value: int) -> bool:
+        """Whether all of it has what is written there."""
+        self.device.use()
+        size, found = c_size_t(self.size), ctypes.create_string_buffer(self.size)
+        good(cuda.cuMemsetD8_v2(self.address, value, size))
+        good(cuda.cuMemcpyDtoH_v2(found, self.address, size))
+        return found.raw == bytes([value]) * self.size
+
+    def unload(self) -> None:
+        """With its module."""
+        self.device.use()
+        good(cuda.cuModuleUnload(self.module))
+
+
+def record_elsewhere(current: Device, other: Device) -> None:
+    """An event and a stream of one device, while another is current."""
+    event = c_void_p()
+    other.use()
+    good(cuda.cuEventCreate(byref(event), 0))
+    current.use()
+    good(cuda.cuEventRecord(event, other.stream))
+    good(cuda.cuStreamWaitEvent(current.stream, event, 0))
+    good(cuda.cuStreamSynchronize(current.stream))
+    good(cuda.cuEventQuery(event))
+    good(cuda.cuEventDestroy_v2(event))
+
+
 def main() -> None:
     """All of it, in turn."""
     good(cuda.cuInit(0))
     first, second, far = (Device(number) for number in range(3))
     for one, other, current in ((second, far, first), (far, second, first), (first, second, far)):
         copy_behind(one, other, current)
+    for current, other in ((first, far), (far, first), (first, second)):
+        record_elsewhere(current, other)
+    # Each node's driver chooses addresses of variables by itself: two may have the same.
+    variables = Variable(first, 4096), Variable(second, 64), Variable(far, 64)
+    for value, variable in enumerate(variables, 1):
+        assert variable.holds(value)
+    variables[2].unload()
+    assert variables[0].holds(4)
+    variables[0].unload()
+    assert variables[1].holds(5)
     # A stream reaches no other node's memory, and loses nothing by being asked to.
     for stream, memory in ((first.stream, far.memory), (far.stream, first.memory)):
         for width in (32, 64):

@@ -21,7 +21,8 @@ bool names_memory(Session* s, const Device& user, CUdeviceptr address, uint64_t 
     return d->place.node == user.place.node && find_range(s, address, &range) &&
            address - range.start + bytes <= range.bytes;
   }
-  return is_device_address(s, address) ||
+  ModuleGlobal global;
+  return s->module_globals.find(address, bytes, user.place.node, &global) ||
          s->host_memory().in_arena(reinterpret_cast<const void*>(address), bytes);
 }
 

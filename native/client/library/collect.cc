@@ -22,20 +22,23 @@ bool names_memory(Session* s, uint64_t address) {
 }
 
 bool Call::names(uint64_t address) {
-  if (session_->spans_nodes() && device_of_address(session_, address)) named_.push_back(address);
+  if (session_->spans_nodes() && is_device_address(session_, address)) named_.push_back(address);
   return names_memory(session_, address);
 }
 
 // Whether all of it is memory of the node that the call goes to, which a communicator may say
 // behind it. The node would take anything else for a client's that is none of ours.
 bool Call::names_near_memory() {
+  const uint32_t node = device_->place.node;
   for (const uint64_t at : named_) {
-    const Device& owner = *device_of_address(session_, at);
-    if (owner.place.node == device_->place.node) continue;
-    log_once(LogLevel::kError,
-             std::string(f_.name) + " was given memory of vGPU " + std::to_string(owner.index) +
-                 ", which is of another node than vGPU " + std::to_string(device_->index) +
-                 ", and returned \"invalid value\": copy it there first");
+    ModuleGlobal global;
+    const Device* owner = device_of_address(session_, at);
+    if (owner ? owner->place.node == node : session_->module_globals.find(at, 1, node, &global))
+      continue;
+    log_once(LogLevel::kError, std::string(f_.name) +
+                                   " was given memory of another node than that of vGPU " +
+                                   std::to_string(device_->index) +
+                                   ", and returned \"invalid value\": copy it there first");
     return false;
   }
   return true;
