@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ends import DONE, GONE
-from node_jobs import JOB, KEY, OVERHEAD
+from node_jobs import JOB, KEY, OVERHEAD, end, live, lose, pool_of_two, used
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, session_end_orders
@@ -16,7 +16,6 @@ from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Gpu,
     GpuKey,
-    Grant,
     GrantState,
     Node,
     Quota,
@@ -32,31 +31,7 @@ from sluice.resources.ends import End, EndCause
 
 @pytest.fixture
 def bench() -> PoolBench:
-    bench = PoolBench()
-    bench.node("a", 8000, 8000, context_overhead_mib=OVERHEAD)
-    bench.node("b", 8000, context_overhead_mib=OVERHEAD)
-    return bench
-
-
-def live(bench: PoolBench, grant: Grant) -> list[str]:
-    sessions = bench.pool.sessions_of(grant.id)
-    return sorted(s.node for s in sessions if s.state is not SessionState.ENDED)
-
-
-def used(bench: PoolBench) -> list[int]:
-    keys = [GpuKey("a", "a-gpu0"), GpuKey("a", "a-gpu1"), GpuKey("b", "b-gpu0")]
-    return [bench.pool.usage(key).memory_mib for key in keys]
-
-
-def end(bench: PoolBench, granted: Granted) -> None:
-    """The process ends, and its nodes say so."""
-    for session in granted.sessions:
-        bench.pool.lifecycle.session_ended(session.id, granted.grant.id, DONE, session.node)
-
-
-def lose(bench: PoolBench, node: str) -> None:
-    bench.pool.nodes[node].last_seen -= 1000
-    bench.pool.expire()
+    return pool_of_two()
 
 
 def assigned(bench: PoolBench, granted: Granted) -> list[tuple[Any, ...]]:
@@ -199,74 +174,6 @@ def test_a_lost_node_that_ran_on_has_each_process_again(bench: PoolBench) -> Non
         again = bench.pool.sessions[granted.others[0].id]
         assert (again.chosen, again.request_id) == ((2,), granted.session.request_id)
     assert used(bench)[2] == 4000 + 2 * OVERHEAD
-
-
-def told(granted: Granted, session: Session) -> tuple[Node, list[Gpu], list[ReportedSession]]:
-    """What the node of one of a process's sessions says when it comes back and runs it."""
-    grant, name = granted.grant, session.node
-    places = grant.places_on(name)
-    vgpus = tuple(replace(grant.vgpus[place], node="") for place in places)
-    runs = replace(session, state=SessionState.RUNNING, chosen=(), request_id="", ended=None)
-    report = ReportedSession(
-        *(runs, vgpus, "", 0, grant.job, grant.job_domain),
-        grant_vgpus=len(grant.vgpus),
-        places=places,
-    )
-    gpus = [
-        Gpu(name, vgpu.gpu_uuid, "Model", 8000, context_overhead_mib=OVERHEAD) for vgpu in vgpus
-    ]
-    return Node(name, "x", 1, "1", 4, takes_parts=True), gpus, [report]
-
-
-@pytest.mark.parametrize("order", ["ab", "ba"])
-@pytest.mark.parametrize("wanted", [JOB, {**JOB, "job": "", "job_domain": ""}])
-def test_what_ran_on_while_nobody_heard_of_any_of_its_nodes_goes_on(
-    bench: PoolBench, wanted: dict[str, Any], order: str
-) -> None:
-    """As one node's does: the network to the controller was cut, and not that between them."""
-    granted = bench.granted(**wanted)
-    reports = {s.node: told(granted, s) for s in granted.sessions}
-    lose(bench, "a")
-    lose(bench, "b")
-    assert bench.pool.grants[granted.grant.id].state is GrantState.ENDED
-    for name in order:
-        assert not bench.pool.membership.register(*reports[name]).ends
-        bench.pool.expire()
-    again = bench.pool.grants[granted.grant.id]
-    assert again.state is GrantState.LIVE
-    assert [str(key) for key, _ in again.placed()] == ["a:a-gpu0", "a:a-gpu1", "b:b-gpu0"]
-    assert live(bench, again) == ["a", "b"]
-    assert used(bench) == [4000 + OVERHEAD] * 3
-    end(bench, granted)
-    bench.clock.seconds += 1000
-    bench.pool.expire()
-    assert used(bench) == [0, 0, 0]
-
-
-def test_a_rank_whose_node_was_silent_outlives_the_others(bench: PoolBench) -> None:
-    first, second = bench.granted(chosen=(0,), **JOB), bench.granted(chosen=(2,), **JOB)
-    report = told(first, first.session)
-    lose(bench, "a")
-    end(bench, second)
-    bench.pool.expire()
-    assert bench.pool.grants[first.grant.id].state is GrantState.ENDED
-    assert not bench.pool.membership.register(*report).ends
-    assert live(bench, first.grant) == ["a"]
-    assert used(bench) == [4000 + OVERHEAD, 4000 + OVERHEAD, 0], "it has its node's part alone"
-
-
-def test_what_was_ended_on_a_node_that_was_away_has_its_room_until_it_is_gone(
-    bench: PoolBench,
-) -> None:
-    granted = bench.granted(**JOB)
-    report = told(granted, granted.others[0])
-    bench.pool.membership.disconnected("b")
-    bench.pool.lifecycle.release(granted.grant.id, GONE)
-    decisions = bench.pool.membership.register(*report)
-    assert [(order.node, order.why) for order in decisions.ends] == [("b", GONE)]
-    assert used(bench) == [0, 0, 4000 + OVERHEAD]
-    bench.pool.lifecycle.session_ended(granted.others[0].id, granted.grant.id, GONE, "b")
-    assert used(bench) == [0, 0, 0]
 
 
 def test_a_failed_gpu_ends_what_uses_it_and_nobody_joins(bench: PoolBench) -> None:
