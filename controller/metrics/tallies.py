@@ -161,7 +161,7 @@ class PoolTallies:
             self._add_grant(before, -1)
         if grant.state is GrantState.LIVE:
             size = Size(
-                len(grant.vgpus),
+                len(grant.known_vgpus),
                 sum(v.memory_mib + v.overhead_mib for v in grant.vgpus),
                 sum(v.compute_percent for v in grant.vgpus),
             )

@@ -8,7 +8,7 @@ are seconds since the epoch; `last_seen` and `deadline` are monotonic and are ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
@@ -187,6 +187,11 @@ UNKNOWN_NODE = "?"
 UNKNOWN_VGPU = Vgpu("unknown", 0, 0, node=UNKNOWN_NODE)
 
 
+def known(vgpus: Iterable[Vgpu]) -> tuple[Vgpu, ...]:
+    """Those that can be used, and so are on somebody's account."""
+    return tuple(vgpu for vgpu in vgpus if not vgpu.is_unknown)
+
+
 @dataclass(slots=True)
 class Grant:
     """What a job holds: vGPUs of `node`, where its sessions are, and perhaps of others."""
@@ -235,6 +240,11 @@ class Grant:
         """Each vGPU with its GPU's place in the pool."""
         for vgpu in self.vgpus:
             yield GpuKey(vgpu.node or self.node, vgpu.gpu_uuid), vgpu
+
+    @property
+    def known_vgpus(self) -> tuple[Vgpu, ...]:
+        """Without those of nodes that have not told of them."""
+        return known(self.vgpus)
 
     @property
     def nodes(self) -> set[str]:

@@ -19,7 +19,7 @@ using wire::LinkMessageKind;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kOpenNs = 10 * kSecond, kLookNs = 2 * kSecond;
 constexpr uint64_t kOpenPauseNs = 1'000'000;
-constexpr uint32_t kSilentMs = 10'000;  // the other side says something every two seconds
+constexpr uint32_t kSilentMs = 10'000;  // the other side says something every 2 s
 constexpr auto kAnswer = std::chrono::seconds(15), kLook = std::chrono::seconds(2);
 constexpr auto kAgain = std::chrono::milliseconds(200);
 // At least, whatever sessions have: a link has no other way to go on.
@@ -58,7 +58,7 @@ channel::ResumableStream* NodeLink::stream() {
   ResumableStream::Terms terms{std::max(plan.network_grace_seconds, kGraceSeconds) * kSecond,
                                std::max(plan.closed_grace_seconds, kClosedGraceSeconds) * kSecond};
   terms.most_lent = (Staging::kPieces - 2) * Staging::kPieceBytes;
-  terms.silent_ns = kSilentMs * (kSecond / 1000);
+  terms.silent_ns = int64_t{kSilentMs} * 1'000'000;
   stream_ = std::make_unique<ResumableStream>(
       std::make_unique<ResumableStream::Connection>(-1, std::make_unique<NoStream>()), terms);
   stream_->on_connection = [](int socket) {
@@ -157,13 +157,12 @@ void NodeLink::look_after() {
 void NodeLink::connected(uint32_t epoch,
                          std::unique_ptr<channel::ResumableStream::Connection> connection) {
   stream()->resume(epoch, std::move(connection));
-  std::lock_guard lock(mutex_);
-  answered_ = true;
-  changed_.notify_all();
+  ask_again();
 }
 
-void NodeLink::refused(const std::string& why, bool over) {
-  if (over) return lose(why);
+void NodeLink::refused(const std::string& why, bool over) { over ? lose(why) : ask_again(); }
+
+void NodeLink::ask_again() {
   std::lock_guard lock(mutex_);
   answered_ = true;
   changed_.notify_all();

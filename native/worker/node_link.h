@@ -65,6 +65,8 @@ class NodeLink {
   // The server has a connection, or none; not the main thread, as the peer is waited for.
   void connected(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> connection);
   void refused(const std::string& why, bool over);
+  // Whatever the server was asked, no answer is to come any more: it is another one.
+  void ask_again();
   // This session's GPU has failed: the peer is told, and nothing goes on.
   void fail();
 

@@ -25,6 +25,11 @@ void NodeLinks::fail() {
   for (const auto& [_, link] : links_) link->fail();
 }
 
+void NodeLinks::ask_again() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [_, link] : links_) link->ask_again();
+}
+
 namespace {
 
 NodeLink* link_to(Session& s, uint64_t peer) { return s.links ? s.links->at(peer) : nullptr; }

@@ -23,6 +23,8 @@ class NodeLinks {
   NodeLink* at(uint64_t peer);
   // The session's GPU has failed.
   void fail();
+  // There is another server, which knows nothing of what the last one was asked.
+  void ask_again();
 
  private:
   Session& session_;

@@ -280,6 +280,7 @@ void WorkerProcess::meet_again() {
     control_.send("turns", {}, with);
   }
   broker_.offer_again();
+  if (session_->links) session_->links->ask_again();
 }
 
 std::map<std::string, std::string> WorkerProcess::status() const {

@@ -98,7 +98,7 @@ class SessionRegistry:
         self.sessions[session.id] = session
         worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
         worker.on_code = lambda message, descriptor: self._code(session, message, descriptor)
-        worker.on_link = lambda message: self._link(session, message)
+        worker.follow_links(lambda message: self._link(session, message))
         self.sharing.join(session.id, session.sharing_domains(), worker)
         worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
         if self.suspensions:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.frames import MAX_DEVICES
 from sluice.resources.ends import End, EndCause, read_cause
 from sluice.server.workers.packets import Message, PacketLink, Unsent, close_descriptor
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, reap
@@ -35,6 +36,8 @@ MOST_UNREAD = Unsent(messages=8192, descriptors=512)
 #: What an adopted worker offers again before its session is known, with some room
 #: (sharing.MOST_PER_SESSION).
 MOST_BEFORE = 2048
+#: What it wants of its links by then: one message for each other node, with some room.
+MOST_LINKS_BEFORE = 2 * MAX_DEVICES
 
 
 class WorkerError(Exception):
@@ -76,12 +79,12 @@ class Worker:
         self.is_broken = False
         self._on_broken: Callable[[], None] | None = None
         self.broken_by = ""  # whose connection that was, where it has two: node or client
-        #: It wants a connection to another node's worker, or none any more.
-        self.on_link: Callable[[Message], None] | None = None
         #: It says how it stands, after an order to suspend its session or to let it go on.
         self.on_suspension: Callable[[Message], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
+        self._on_link: Callable[[Message], None] | None = None
+        self._links_before: list[Message] = []
         self._ledger = self._region = -1
         self._turns: TurnPage | None = None
         self.exited = False
@@ -302,6 +305,16 @@ class Worker:
         for message in before:
             take(message)
 
+    def follow_links(self, take: Callable[[Message], None]) -> None:
+        """Has `link` and `link_over` go there: it wants a connection to another node, or no more.
+
+        An adopted one may do so before it is known whose session it has.
+        """
+        self._on_link = take
+        before, self._links_before = self._links_before, []
+        for message in before:
+            take(message)
+
     def follow_break(self, broken: Callable[[], None] | None) -> None:
         """Of a relay: `broken` is called when it loses its connection, at once if it has already.
 
@@ -321,6 +334,12 @@ class Worker:
             message.close_descriptors()
             self._stop(f"it said more than {MOST_BEFORE} things before it had a session")
 
+    def _take_link(self, message: Message) -> None:
+        if self._on_link:
+            self._on_link(message)
+        elif len(self._links_before) < MOST_LINKS_BEFORE:
+            self._links_before.append(message)
+
     def _take(self, message: Message) -> None:
         if message.verb in SHARING_VERBS:
             self._take_sharing(message)
@@ -331,8 +350,7 @@ class Worker:
             self.devices = _devices(message)
             self.mark_ready()
         elif message.verb in ("link", "link_over"):
-            if self.on_link:
-                self.on_link(message)
+            self._take_link(message)
         elif message.verb == "suspension":
             if self.on_suspension:
                 self.on_suspension(message)

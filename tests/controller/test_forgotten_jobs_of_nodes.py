@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ends import DONE
+from ends import BY_OPERATOR, DONE
 from node_jobs import JOB, KEY, OVERHEAD
 from pool_bench import PoolBench
 
-from sluice.controller.pool.decisions import Decisions, GrantRequest
+from sluice.controller.pool.decisions import Decisions, EndOrder, GrantRequest
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Gpu,
@@ -22,6 +22,7 @@ from sluice.controller.pool.model import (
     GrantState,
     Node,
     NodeState,
+    Quota,
     Session,
     SessionState,
     Vgpu,
@@ -147,6 +148,56 @@ def test_a_forgotten_job_of_which_a_node_never_comes_back_ends_with_its_last_pro
     bench.pool.expire()
     assert (grant.state, grant.cause) == (GrantState.ENDED, EndCause.NODE_LOST)
     assert bench.pool.usage(GpuKey("b", "b-gpu0")).memory_mib == 0
+
+
+def test_a_vgpu_that_no_node_has_told_of_is_on_nobodys_account() -> None:
+    """Nobody can use it, so its project may have another, and pays for none."""
+    bench = PoolBench()
+    bench.pool.limits.set_quota(Quota("vision", vgpus=3))
+    comes(bench, part("a", (0, 1), project="vision"))
+    assert bench.pool.quotas.held("vision").vgpus == 2
+    bench.node("c", 8000)
+    beside = bench.granted(memory_mib=4000, project="vision")
+    comes(bench, part("b", (2,), project="vision"))
+    assert bench.pool.quotas.held("vision").vgpus == 4
+    bench.pool.lifecycle.session_ended(beside.session.id, beside.grant.id, DONE, "c")
+    bench = restarted(bench)
+    assert bench.pool.quotas.held("vision").vgpus == 3
+    for name in "ab":
+        bench.pool.lifecycle.session_ended(f"s-{name}", "g", DONE, name)
+    bench.clock.seconds += 1000
+    bench.pool.expire()
+    assert bench.pool.quotas.held("vision").vgpus == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"job": "", "job_domain": ""}], ids=["a job", "one process"])
+def test_the_end_of_one_nodes_part_is_none_of_who_has_yet_to_tell(more: dict[str, str]) -> None:
+    """Its other node's part runs, and is told of when that node comes back."""
+    bench = PoolBench(job_linger_seconds=0)
+    comes(bench, part("b", (2,), **more))
+    bench.pool.lifecycle.session_ended("s-b", "g", DONE, "b")
+    assert bench.pool.grants["g"].state is GrantState.ENDED
+    decisions = comes(bench, part("a", (0, 1), **more))
+    assert not decisions.ends
+    assert placed(bench) == ["a:a-gpu0", "a:a-gpu1", "?:unknown"]
+    bench.pool.expire()
+    assert bench.pool.grants["g"].state is GrantState.LIVE
+    assert bench.pool.usage(GpuKey("b", "b-gpu0")).memory_mib == 0
+    bench.pool.lifecycle.session_ended("s-a", "g", DONE, "a")
+    assert bench.pool.grants["g"].state is GrantState.ENDED
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 0
+
+
+def test_what_an_operator_has_ended_meanwhile_ends_where_it_is_told_of_later() -> None:
+    bench = PoolBench()
+    comes(bench, part("b", (2,)))
+    bench.pool.lifecycle.end_soon("g", BY_OPERATOR)
+    bench.pool.lifecycle.session_ended("s-b", "g", BY_OPERATOR, "b")
+    decisions = comes(bench, part("a", (0, 1)))
+    assert decisions.ends == [EndOrder("a", "g", BY_OPERATOR)]
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib > 0, "until it has"
+    bench.pool.lifecycle.session_ended("s-a", "g", BY_OPERATOR, "a")
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 0
 
 
 @pytest.mark.parametrize(

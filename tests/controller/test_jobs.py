@@ -16,6 +16,7 @@ from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.model import GpuKey, GrantState, Node, SessionState
 from sluice.controller.pool.pool import Pool, ReportedSession, Snapshot
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import EndCause
 
 JOB: dict[str, Any] = {"job": "j1", "job_domain": "user 1", "memory_mib": 1000}
 KEY = JobKey("j1", "user 1")
@@ -210,7 +211,7 @@ def reported(granted: Granted) -> ReportedSession:
 
 def back(bench: PoolBench, *sessions: Granted, **more: Any) -> None:
     """The node registers anew with these sessions."""
-    gpus = list(bench.pool.gpus.values())
+    gpus = [gpu for gpu in bench.pool.gpus.values() if gpu.node == "a"]
     node = Node("a", "10.0.0.1", 9960, "1", 4)
     bench.pool.membership.register(node, gpus, [reported(s) for s in sessions], **more)
 
@@ -275,3 +276,31 @@ def test_a_controller_without_its_store_adopts_the_job(roomy: PoolBench) -> None
     assert roomy.pool.usage(GPU).memory_mib == 2000
     assert roomy.granted(**JOB).grant.id == first.grant.id
     assert roomy.refused(**{**JOB, "job_domain": "user 2"}).status is CudaStatus.NOT_PERMITTED
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_comes_back_when_its_job_has_another_grant_goes_with_its_last_session(
+    bench: PoolBench, *, restarts: bool
+) -> None:
+    """Its node was lost, and the job's next process was placed anew: nobody joins the old one."""
+    bench.node("a", 8000)
+    bench.pool.lifecycle.job_held(KEY, "launcher")
+    old = bench.granted(**JOB)
+    bench.pool.nodes["a"].last_seen -= 1000
+    bench.pool.expire()
+    bench.clock.seconds += 1
+    bench.node("b", 8000)
+    new = bench.granted(**JOB)
+    assert new.grant.node == "b"
+    back(bench, old)
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).vgpus == 1, "it runs on"
+    if restarts:
+        bench = bench.restarted()
+        bench.pool.lifecycle.job_held(KEY, "launcher")
+        bench.node("b", 8000)
+    assert bench.granted(request_id="next", **JOB).grant.id == new.grant.id
+    bench.pool.lifecycle.session_ended(old.session.id, old.grant.id, DONE)
+    bench.pool.expire()
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).vgpus == 0
+    assert bench.pool.grants[old.grant.id].cause is EndCause.JOB_OVER
+    assert bench.pool.grants[new.grant.id].state is GrantState.LIVE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ends import DONE, GONE
-from node_jobs import JOB, KEY, OVERHEAD
+from node_jobs import JOB, KEY, OVERHEAD, end, live, lose, pool_of_two, used
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, session_end_orders
@@ -16,7 +16,6 @@ from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Gpu,
     GpuKey,
-    Grant,
     GrantState,
     Node,
     Quota,
@@ -32,31 +31,7 @@ from sluice.resources.ends import End, EndCause
 
 @pytest.fixture
 def bench() -> PoolBench:
-    bench = PoolBench()
-    bench.node("a", 8000, 8000, context_overhead_mib=OVERHEAD)
-    bench.node("b", 8000, context_overhead_mib=OVERHEAD)
-    return bench
-
-
-def live(bench: PoolBench, grant: Grant) -> list[str]:
-    sessions = bench.pool.sessions_of(grant.id)
-    return sorted(s.node for s in sessions if s.state is not SessionState.ENDED)
-
-
-def used(bench: PoolBench) -> list[int]:
-    keys = [GpuKey("a", "a-gpu0"), GpuKey("a", "a-gpu1"), GpuKey("b", "b-gpu0")]
-    return [bench.pool.usage(key).memory_mib for key in keys]
-
-
-def end(bench: PoolBench, granted: Granted) -> None:
-    """The process ends, and its nodes say so."""
-    for session in granted.sessions:
-        bench.pool.lifecycle.session_ended(session.id, granted.grant.id, DONE, session.node)
-
-
-def lose(bench: PoolBench, node: str) -> None:
-    bench.pool.nodes[node].last_seen -= 1000
-    bench.pool.expire()
+    return pool_of_two()
 
 
 def assigned(bench: PoolBench, granted: Granted) -> list[tuple[Any, ...]]:
@@ -231,6 +206,23 @@ def test_a_process_that_goes_away_leaves_the_others_theirs(bench: PoolBench) -> 
     assert [order.node for order in decisions.ends] == ["a", "b"]
     assert first.grant.state is GrantState.ENDED
     assert used(bench) == [0, 0, 0]
+
+
+def test_a_held_jobs_room_is_not_given_back_with_a_client_that_goes_away(bench: PoolBench) -> None:
+    bench.pool.lifecycle.job_held(KEY, "request 1")
+    first = bench.granted(request_id="first", **JOB)
+    end(bench, first)
+    bench.granted(request_id="second", **JOB)
+    assert not bench.pool.requests.withdraw("second", GONE).ends
+    third = bench.granted(**JOB)
+    assert third.grant is first.grant
+    decisions = bench.pool.lifecycle.not_taken(third, GONE)
+    assert [order.node for order in decisions.session_ends] == ["a", "b"]
+    assert first.grant.state is GrantState.LIVE
+    # where a node does not take its part, the next try is placed anew
+    fourth = bench.granted(**JOB)
+    assert bench.pool.lifecycle.not_taken(fourth, End(EndCause.NOT_TAKEN, "silent")).ends
+    assert bench.granted(**JOB).grant is not first.grant
 
 
 def test_who_gives_up_on_one_node_is_expected_on_no_other(bench: PoolBench) -> None:

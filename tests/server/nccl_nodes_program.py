@@ -10,6 +10,8 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 from nccl_program import FLOAT, cuda, good, nccl, seen, unique_id
 
+INVALID_ARGUMENT = 4  # of ncclResult_t
+
 
 def use(context: c_void_p) -> None:
     """Makes a device's context current."""
@@ -54,6 +56,9 @@ def main() -> None:
         use(context)
         good(cuda.cuCtxSynchronize())
         assert (text := seen()) == f"start;+allreduce {4 + device} 7 0;end;" * 3, text
+    # Memory of the other node is none of a communicator's, and costs nothing but the call.
+    far = c_void_p(memory[1].value)
+    assert nccl.ncclAllReduce(far, far, c_size_t(8), FLOAT, 0, comms[0], None) == INVALID_ARGUMENT
     # Alone, for the other node's communicator.
     at = c_void_p(memory[0].value)
     good(nccl.ncclAllReduce(at, at, c_size_t(8), FLOAT, 0, comms[0], None))

@@ -20,6 +20,7 @@ from node_pair import clean, of_both, two_nodes
 from rank_process import Rank
 
 from sluice.config.job_token import job_of
+from sluice.controller.rpc.announcing import NODE_TRIES
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -60,6 +61,22 @@ def lose_store(plane: ControlPlane) -> None:
     for file in plane.folder.glob("controller.db*"):
         file.unlink()
     plane.start_controller()
+
+
+def booked(plane: ControlPlane) -> list[int]:
+    """MiB of each GPU."""
+    return [gpu["granted_mib"] for gpu in plane.rest.get("/gpus").json()["gpus"]]
+
+
+def held_vgpus(plane: ControlPlane) -> int:
+    """By the only project."""
+    [quota] = plane.rest.get("/quotas").json()["quotas"]
+    return int(quota["held_vgpus"])
+
+
+def withdrawn_keys(plane: ControlPlane) -> int:
+    """How many the node's server has taken back, each for itself."""
+    return (plane.folder / "log" / "server.log").read_text().count("its key is withdrawn")
 
 
 def ask(plane: ControlPlane, job: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -124,6 +141,7 @@ def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, Control
     rank = Rank(0, job)
     assert rank.first == "2 0"
     assert second.server
+    before = [withdrawn_keys(plane) for plane in pair]
     began = time.monotonic()
     second.server.send_signal(signal.SIGSTOP)
     try:
@@ -133,8 +151,8 @@ def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, Control
         assert "node node-b did not take session" in answer.json()["detail"]
     finally:
         second.server.send_signal(signal.SIGCONT)
-    # It hears now of what it was to take, and then that it is not to.
-    wait_for(lambda: "its key is withdrawn" in second.log("server"))
+    for plane, keys in zip(pair, before, strict=True):
+        wait_for(lambda plane=plane, keys=keys: withdrawn_keys(plane) == keys + NODE_TRIES)
     lose_store(first)  # so that it hears from the nodes whom they expect
     for plane in pair:
         wait_for(lambda plane=plane: plane.node_state() == "up")
@@ -142,6 +160,75 @@ def test_the_keys_of_a_refused_join_go_at_once(pair: tuple[ControlPlane, Control
     assert len(first.sessions()) == 2, "the job's own process has them"
     assert rank.do("works 1") == "0"
     rank.close()
+
+
+def test_a_part_that_nobody_used_when_the_store_was_lost_is_anybodys(
+    pair: tuple[ControlPlane, ControlPlane],
+) -> None:
+    """No node tells of it: it is booked for nobody, and the job opens no session there."""
+    first, second = pair
+    job = job_of_rank(first)
+    stays, leaves = (Rank(0, {**job, "CUDA_VISIBLE_DEVICES": str(each)}) for each in (0, 1))
+    assert [stays.first, leaves.first] == ["1 0", "1 0"]
+    [before] = first.grants()
+    first.stop("controller", signal.SIGKILL)
+    leaves.close()
+    wait_for(lambda: not second.session_worker_pids())
+    lose_store(first)
+    for plane in pair:
+        wait_for(lambda plane=plane: plane.node_state() == "up")
+    [grant] = first.grants()
+    assert grant["id"] == before["id"]
+    assert [vgpu["gpu"] for vgpu in grant["vgpus"]] == [before["vgpus"][0]["gpu"], "?:unknown"]
+    assert booked(first) == [64 + 10, 0]
+    assert held_vgpus(first) == 1
+    alone = {**job, "SLUICE_VGPU": "1", "SLUICE_JOB": "", "SLUICE_RATIO": "100"}
+    another = Rank(0, alone)
+    assert another.first == "1 0"
+    assert booked(first) == [64 + 10, 64 + 10]
+    assert held_vgpus(first) == 2
+    for chosen in ("0", "1"):
+        late = Rank(0, {**job, "CUDA_VISIBLE_DEVICES": chosen, "SLUICE_WAIT": "0"})
+        assert late.first.startswith("failed ")
+        assert "no node has told of vGPU 1 of its job since the store was lost" in late.close()
+    assert [stays.do("works 0"), another.do("works 0")] == ["0", "0"]
+    stays.close()
+    wait_for(lambda: [g["id"] for g in first.grants()] != [before["id"]])
+    another.close()
+    wait_for(lambda: clean(first, second))
+    anew = Rank(1, job)
+    assert anew.first == "2 1"
+    assert before["id"] not in [g["id"] for g in first.grants()]
+    anew.close()
+
+
+def test_a_part_that_was_told_of_is_the_jobs_though_nobody_uses_it_any_more(
+    pair: tuple[ControlPlane, ControlPlane],
+) -> None:
+    """Its next process opens its session there; with the last one it is given back."""
+    first, second = pair
+    job = job_of_rank(first)
+    stays, leaves = (Rank(0, {**job, "CUDA_VISIBLE_DEVICES": str(each)}) for each in (0, 1))
+    lose_store(first)
+    for plane in pair:
+        wait_for(lambda plane=plane: plane.node_state() == "up")
+    leaves.close()
+    wait_for(lambda: len(first.sessions()) == 1)
+    second.stop("server")
+    second.start_server()
+    wait_for(lambda: second.node_state() == "up")
+    assert booked(first) == [64 + 10, 64 + 10]
+    assert held_vgpus(first) == 2
+    alone = {**job, "SLUICE_VGPU": "1", "SLUICE_JOB": "", "SLUICE_WAIT": "0"}
+    another = Rank(0, alone)
+    assert another.first.startswith("failed ")
+    another.close()
+    again = Rank(0, {**job, "CUDA_VISIBLE_DEVICES": "1"})
+    assert again.first == "1 0"
+    assert {s["node"] for s in first.sessions()} == {"node-a", "node-b"}
+    for each in (stays, again):
+        each.close()
+    wait_for(lambda: clean(first, second))
 
 
 def test_a_controller_that_lost_its_store_believes_both_nodes(

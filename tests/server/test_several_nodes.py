@@ -310,7 +310,10 @@ def test_a_node_that_does_not_take_its_part_leaves_nothing_with_the_others(
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("nccl_nodes_program.py", ""),
+        (
+            "nccl_nodes_program.py",
+            "ncclAllReduce was given memory of another node than that of vGPU 0",
+        ),
         ("cublas_nodes_program.py", "was used while vGPU 0 of another node is current"),
     ],
     ids=["NCCL", "cuBLAS"],

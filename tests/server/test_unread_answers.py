@@ -17,7 +17,7 @@ from sluice.protocol.control import WORKER_SENT
 from sluice.resources.ends import End
 from sluice.server.workers.packets import Message, PacketLink, Unsent
 from sluice.server.workers.process import WorkerFiles, WorkerRecord
-from sluice.server.workers.worker import MOST_BEFORE, MOST_UNREAD, Worker
+from sluice.server.workers.worker import MOST_BEFORE, MOST_LINKS_BEFORE, MOST_UNREAD, Worker
 
 
 def descriptors_here() -> int:
@@ -151,6 +151,29 @@ def test_a_worker_that_floods_before_it_has_a_session_is_ended(tmp_path: Path) -
             await asyncio.sleep(0)
             assert len(standing.worker._sharing_before) <= MOST_BEFORE
         assert "before it had a session" in (await standing.ended).text
+        standing.close()
+
+    asyncio.run(run())
+
+
+def test_what_a_worker_wants_of_its_links_before_it_has_a_session_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    """It asks a new server at once, which has yet to find out whose session it has."""
+
+    async def run() -> None:
+        standing = Standing(tmp_path)
+        for number in range(1, MOST_LINKS_BEFORE + 5):
+            standing.side.send(f"link\npeer=1\nepoch={number}".encode())
+        standing.side.send(b"ready\ndevices=0")
+        await standing.worker.wait_ready(20)
+        heard: list[Message] = []
+        standing.worker.follow_links(heard.append)
+        assert [m.number("epoch") for m in heard] == [*range(1, MOST_LINKS_BEFORE + 1)]
+        standing.side.send(b"link_over\npeer=1")
+        while len(heard) == MOST_LINKS_BEFORE:
+            await asyncio.sleep(0)
+        assert heard[-1].verb == "link_over"
         standing.close()
 
     asyncio.run(run())

@@ -99,6 +99,24 @@ def test_whoever_has_not_the_key_of_the_two_nodes_is_not_let_in(
     assert there.key == here.key
 
 
+def test_what_a_server_was_asked_when_it_ended_the_next_one_does(
+    nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
+) -> None:
+    """It dials when it is killed: whoever waits for the link is served all the same."""
+    first, second, network = nodes
+    program = Told(first, COPIER, SLUICE_STATS="1")
+    before = len(network.connections)
+    network.silence()
+    program.ask("copy 0 1")
+    wait_for(lambda: len(network.connections) > before)
+    second.stop("server", signal.SIGKILL)
+    network.silence(False)
+    second.start_server()
+    assert program.read() == "0"
+    assert "asynchronous commands of NodeSend" in program.close()
+    wait_for(lambda: all_given_back(first, second))
+
+
 @pytest.mark.parametrize("name", NONSENSE)
 def test_a_node_that_was_taken_over_costs_the_link_and_nothing_else(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork], copier: Told, name: str

@@ -34,17 +34,22 @@ class Told:
 
     def __init__(self, plane: ControlPlane, program: str, **more: str) -> None:
         self.process = start(plane, sys.executable, PROGRAMS / program, **more)
-        if (said := self._read()) != "2":
+        if (said := self.read()) != "2":
             raise AssertionError(f"{program} said {said!r}: {self.close()}")
 
     def do(self, what: str) -> str:
         """The status of the first call that failed, or 0; the programs say what they know."""
+        self.ask(what)
+        return self.read()
+
+    def ask(self, what: str) -> None:
+        """The same, whose answer is read later."""
         assert self.process.stdin
         self.process.stdin.write(what + "\n")
         self.process.stdin.flush()
-        return self._read()
 
-    def _read(self) -> str:
+    def read(self) -> str:
+        """The next line that it says."""
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 

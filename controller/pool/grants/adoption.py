@@ -126,12 +126,13 @@ class Adoption:
         """Adopts a session, or has it ended."""
         session = report.session
         grant = self._ledger.grants.get(session.grant_id)
-        if grant and grant.state is GrantState.ENDED and len(grant.nodes) > 1:
-            # what was lost with one of several nodes is over: the others' GPUs were given back
-            decisions.ends.append(EndOrder(node, grant.id, End(grant.cause, grant.reason)))
+        ended = grant if grant and grant.state is GrantState.ENDED else None
+        if ended and len(ended.nodes) > 1 and not report.places:
+            # an older server's: which of the grant's vGPUs these are nobody knows any more
+            decisions.ends.append(EndOrder(node, ended.id, End(ended.cause, ended.reason)))
             return
-        if grant is None or grant.state is GrantState.ENDED:
-            over = (grant.ordered_end or (None if grant.lost else grant.end)) if grant else None
+        if grant is None or ended:
+            over = self._why_over(ended, session) if ended else None
             grant = self._adopt(node, report, grant)
             if over:
                 # its room is nobody else's before it is gone
@@ -172,6 +173,17 @@ class Adoption:
             known.disconnected_since = session.disconnected_since
             known.channel = session.channel
             self._ledger.changes.append(as_it_is(known))
+
+    def _why_over(self, grant: Grant, session: Session) -> End | None:
+        """Why this session of a grant that has ended is to end, too; None: it goes on.
+
+        So does one whose node was silent by then, alone or of several, or had not told of its part
+        since the store was lost.
+        """
+        known = self._ledger.sessions.get(session.id)
+        part_lost = len(grant.nodes) > 1 and known and known.cause is EndCause.NODE_LOST
+        goes_on = grant.lost or part_lost or session.node not in grant.nodes
+        return grant.ordered_end or (None if goes_on else grant.end)
 
     def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:
         """Books what runs and the ledger had lost."""

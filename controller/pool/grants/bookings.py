@@ -61,7 +61,7 @@ class Bookings:
             self.book(grant)
             if not grant.reservation:
                 account = grant.project or DEFAULT_PROJECT
-                of_it = Held.of(grant.vgpus)
+                of_it = Held.of(grant.known_vgpus)
                 held[account] = self.quotas.change(grant.project, of_it, 1)
                 each.append((grant.id, _of_grant(grant), of_it, grant.created))
         self.usage.restore(usage, held)
@@ -106,7 +106,7 @@ class Bookings:
         """Its project holds it, or no longer."""
         if grant.reservation:  # is counted with that
             return []
-        held = Held.of(grant.vgpus)
+        held = Held.of(grant.known_vgpus)
         self.shares.change(grant.id, _of_grant(grant), held, sign)
         return self._count(grant.project, held, sign)
 

@@ -47,6 +47,8 @@ class Jobs:
         self._clock = clock
         self._linger = linger_seconds
         self._grants: dict[JobKey, Grant] = {}
+        #: By id: those whose job got another while they were given up for lost.
+        self._replaced: dict[str, Grant] = {}
         self._holders: dict[JobKey, set[str]] = {}
         self._released: set[JobKey] = set()
         self._idle_since: dict[JobKey, float] = {}
@@ -55,14 +57,14 @@ class Jobs:
     # grants
 
     def add(self, grant: Grant) -> None:
-        """A job's grant lives."""
-        if key := key_of(grant):
-            # one that is adopted only to be ended does not take a newer one's place
-            self._grants.setdefault(key, grant)
+        """A job's grant lives; one that is adopted does not take a newer one's place."""
+        if (key := key_of(grant)) and self._grants.setdefault(key, grant) is not grant:
+            self._replaced[grant.id] = grant
 
     def remove(self, grant: Grant) -> None:
         """It has ended."""
         self._ending.pop(grant.id, None)
+        self._replaced.pop(grant.id, None)
         if (key := key_of(grant)) and self._grants.get(key) is grant:
             del self._grants[key]
             self._released.discard(key)
@@ -70,12 +72,12 @@ class Jobs:
 
     def grants(self) -> list[Grant]:
         """Every live grant of a job."""
-        return list(self._grants.values())
+        return [*self._grants.values(), *self._replaced.values()]
 
     @property
     def are_none(self) -> bool:
         """Whether no live grant is a job's."""
-        return not self._grants
+        return not self._grants and not self._replaced
 
     def grant_of(self, request: GrantRequest) -> Grant | None:
         """The live grant that the request belongs to."""
@@ -94,6 +96,11 @@ class Jobs:
         """A launcher lives; `holder` is the node that sees it, or its own name."""
         self._holders.setdefault(key, set()).add(holder)
         self._released.discard(key)
+
+    def is_held(self, grant: Grant) -> bool:
+        """Whether a launcher lives for whom a grant is kept."""
+        key = key_of(grant)
+        return key in self._holders and grant.id not in self._ending | self._replaced.keys()
 
     def release(self, key: JobKey, holder: str) -> None:
         """The last launcher there has been seen to end."""
@@ -137,6 +144,10 @@ class Jobs:
         key = key_of(grant)
         if key is None:
             return None if live_sessions else End(EndCause.CLIENT_ENDED, "its session has ended")
+        if grant.id in self._replaced:
+            # whoever holds the job keeps that grant, which its next process joins
+            replaced = End(EndCause.JOB_OVER, "its job has another grant since its node was lost")
+            return None if live_sessions else self._ending.get(grant.id, replaced)
         if live_sessions:
             self._idle_since.pop(key, None)
             return None

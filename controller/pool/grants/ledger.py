@@ -35,6 +35,7 @@ from sluice.controller.pool.model import (
     SessionState,
     Vgpu,
     as_it_is,
+    known,
 )
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.usage_records import UsageRecord, UsageShare
@@ -110,6 +111,7 @@ class GrantLedger:
         live = [grant for grant in grants if grant.state is GrantState.LIVE]
         for grant in live:
             self.grants.place(grant)
+        for grant in sorted(live, key=lambda g: g.created, reverse=True):
             self._jobs.add(grant)
             if grant.ordered_end:
                 self._jobs.end_soon(grant.id, grant.ordered_end)
@@ -189,7 +191,7 @@ class GrantLedger:
 
     def rebook(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
         """A live grant's vGPUs are other ones, or of other sizes."""
-        counted = Held.of(vgpus) != Held.of(grant.vgpus)
+        counted = Held.of(known(vgpus)) != Held.of(grant.known_vgpus)
         self._unbook(grant)
         if counted:
             self.changes += self._bookings.count(grant, -1)
@@ -262,9 +264,14 @@ class GrantLedger:
             self.end_if_over(grant)
 
     def give_back(self, granted: Granted, why: End) -> bool:
-        """A process does not begin; True: nothing else used its grant, which has ended with it."""
+        """A process does not begin; True: nothing else used its grant, which has ended with it.
+
+        Where a node did not take it, its next try is to be placed anew, though its job is held.
+        """
         grant, own = granted.grant, {session.id for session in granted.sessions}
-        if not grant.job or own.issuperset(s.id for s in self.sessions.live_of(grant.id)):
+        is_used = not own.issuperset(s.id for s in self.sessions.live_of(grant.id))
+        is_held = why.cause is EndCause.WITHDRAWN and self._jobs.is_held(grant)
+        if not grant.job or not (is_used or is_held):
             self.end(grant, why)
             return True
         for session in granted.sessions:

@@ -14,7 +14,7 @@ Device* device_of_address(Session* s, uint64_t address) {
 
 bool is_device_address(Session* s, uint64_t address) {
   ModuleGlobal global;
-  return device_of_address(s, address) || s->module_globals.find(address, &global);
+  return device_of_address(s, address) || s->module_globals.find(address, 1, &global);
 }
 
 bool find_range(Session* s, uint64_t address, AddressRange* range) {
@@ -46,8 +46,8 @@ bool is_backed(Session* s, uint64_t address, uint64_t bytes, const Device* user)
     return d->memory.covers(address, bytes) && (!user || d->place.node == user->place.node);
   if (s->host_memory().in_arena(reinterpret_cast<void*>(address), bytes)) return true;
   ModuleGlobal global;
-  return s->module_globals.find(address, &global) &&
-         bytes <= global.bytes - (address - global.start);
+  return user ? s->module_globals.find(address, bytes, user->place.node, &global)
+              : s->module_globals.find(address, bytes, &global);
 }
 
 }  // namespace sluice::client

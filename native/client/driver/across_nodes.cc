@@ -31,10 +31,13 @@ CUresult crossing_stream(Session* s, Device* d, Stream** stream) {
   return mint_stream(s, d, CU_STREAM_NON_BLOCKING, 0, &id, stream);
 }
 
-Device* device_of(Session* s, const Stream* stream, bool is_device, uint64_t address) {
-  // What is in no window is a module's global, of the node that the stream is of.
-  Device* d = is_device ? device_of_address(s, address) : nullptr;
-  return d ? d : stream->device;
+Device* device_of(Session* s, const Stream* stream, uint64_t address, uint64_t bytes) {
+  if (Device* d = device_of_address(s, address)) return d;
+  // A module's global: another node may have one at the same address, and its own is meant then.
+  ModuleGlobal global;
+  const bool is_one = s->module_globals.find(address, bytes, stream->device->place.node, &global) ||
+                      s->module_globals.find(address, bytes, &global);
+  return is_one ? global.device : stream->device;
 }
 
 CUresult own_or_crossing(Session* s, Stream* stream, Device* d, Stream** where) {
@@ -98,13 +101,16 @@ CUresult other_end(Session* s, Stream* stream, Device* d, Stream** where) {
 }
 
 // From one node's memory to another's, straight, where the stream is of either. Nobody waits.
-// Nothing: it is no such copy, or the nodes have no link.
+// Nothing: it is no such copy, or the nodes have no link. In the legacy stream of a third device a
+// copy comes behind what all three were given, which only whoever waits for them all can make so.
 std::optional<CUresult> copy_by_link(Session* s, Stream* stream, Device* target, uint64_t to,
                                      uint64_t to_pitch, Device* source, uint64_t from,
                                      uint64_t from_pitch, Rect r) {
   const uint32_t here = stream->device->place.node;
   const bool sends = source->place.node == here, receives = target->place.node == here;
-  if (sends == receives || !s->node_links.between(*source, *target)) return {};
+  const bool is_thirds = stream->device != source && stream->device != target;
+  if (sends == receives || (stream->wire_id == 0 && is_thirds)) return {};
+  if (!s->node_links.between(*source, *target)) return {};
   Stream* other;
   if (const CUresult e = other_end(s, stream, sends ? target : source, &other); e != CUDA_SUCCESS)
     return e;
@@ -145,8 +151,12 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
                                           uint64_t to_pitch, bool to_device, uint64_t from,
                                           uint64_t from_pitch, bool from_device, Rect r) {
   const uint32_t here = stream->device->place.node;
-  Device* target = device_of(s, stream, to_device, to);
-  Device* source = device_of(s, stream, from_device, from);
+  const auto end = [&](bool is_device, uint64_t address, uint64_t pitch) {
+    const uint64_t bytes = (r.rows - 1) * pitch + r.width;
+    return is_device ? device_of(s, stream, address, bytes) : stream->device;
+  };
+  Device* target = end(to_device, to, to_pitch);
+  Device* source = end(from_device, from, from_pitch);
   if (target->place.node == here && source->place.node == here) return {};
   if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (to_device && from_device)
@@ -173,8 +183,9 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
   return e == CUDA_SUCCESS && writing != stream ? synchronize_stream(s, writing) : e;
 }
 
-CUresult stream_for_memory(Session* s, Stream* stream, uint64_t address, Stream** where) {
-  const CUresult e = own_or_crossing(s, stream, device_of(s, stream, true, address), where);
+CUresult stream_for_memory(Session* s, Stream* stream, uint64_t address, uint64_t bytes,
+                           Stream** where) {
+  const CUresult e = own_or_crossing(s, stream, device_of(s, stream, address, bytes), where);
   if (e != CUDA_SUCCESS || *where == stream) return e;
   return stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : synchronize_stream(s, stream);
 }

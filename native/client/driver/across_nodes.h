@@ -32,7 +32,8 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
                                           uint64_t from_pitch, bool from_device, Rect r);
 // The stream that is to do work of `stream` on memory at `address`: itself, or one of that memory's
 // node, once all before it is done. Whoever gives work to another calls synchronize_stream() on it.
-CUresult stream_for_memory(Session* s, Stream* stream, uint64_t address, Stream** where);
+CUresult stream_for_memory(Session* s, Stream* stream, uint64_t address, uint64_t bytes,
+                           Stream** where);
 
 // Whether memory and events of the session can be opened by other processes; says once why not.
 bool can_share(Session* s);

@@ -100,10 +100,11 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
   if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t context = event->device->context();  // which need not be current
   if (event->shared) {
     if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return s->post(wire::kSharedEventRecord, wire::SharedEventUse{as_id(handle), stream->wire_id},
-                   {}, stream, d->context());
+                   {}, stream, context);
   }
   if (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   uint64_t captured;
@@ -118,7 +119,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
       event->captured = captured;
     return s->post(wire::kEventRecord,
                    wire::EventRecord{as_id(handle), stream->wire_id, wire::kNoMark, flags, 0}, {},
-                   nullptr, d->context());
+                   nullptr, context);
   }
   event->captured = 0;
   if (event->stream != stream && event->mark != wire::kNoMark && event->value != 0 &&
@@ -133,7 +134,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   return s->post(
       wire::kEventRecord,
       wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},
-      nullptr, d->context());
+      nullptr, context);
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {

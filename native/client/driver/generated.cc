@@ -13,14 +13,16 @@ namespace wire = sluice::wire;
 
 namespace {
 
-// Whether the GPU may touch `bytes` from there: the command is not answered, so a wrong address
-// must be seen here.
-bool names_memory(Session* s, CUdeviceptr address, uint64_t bytes) {
-  if (device_of_address(s, address)) {
+// Whether the GPU of `user` may touch `bytes` from there: the command is not answered, so a wrong
+// address must be seen here.
+bool names_memory(Session* s, const Device& user, CUdeviceptr address, uint64_t bytes) {
+  if (const Device* d = device_of_address(s, address)) {
     AddressRange range;
-    return find_range(s, address, &range) && address - range.start + bytes <= range.bytes;
+    return d->place.node == user.place.node && find_range(s, address, &range) &&
+           address - range.start + bytes <= range.bytes;
   }
-  return is_device_address(s, address) ||
+  ModuleGlobal global;
+  return s->module_globals.find(address, bytes, user.place.node, &global) ||
          s->host_memory().in_arena(reinterpret_cast<const void*>(address), bytes);
 }
 

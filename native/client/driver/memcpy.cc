@@ -263,7 +263,8 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   }
   Stream* at = c.stream;
   if (c.s->spans_nodes())
-    if (const CUresult e = stream_for_memory(c.s, c.stream, address, &at); e != CUDA_SUCCESS)
+    if (const CUresult e = stream_for_memory(c.s, c.stream, address, span(pitch, r), &at);
+        e != CUDA_SUCCESS)
       return e;
   if (c.s->managed.any() && !c.stream->capture)
     if (const CUresult e = c.s->managed.before_use(address, span(pitch, r)); e != CUDA_SUCCESS)

@@ -153,7 +153,7 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr,
                                  nullptr, d->context());
   if (e != CUDA_SUCCESS) return e;
-  s->module_globals.add({reply.address, reply.bytes, d, code_id});
+  s->module_globals.add({reply.address, reply.bytes, d, code_id, d->place.node});
   if (reply.managed)
     if (const CUresult failed = s->managed.add_variable(d, reply.address, reply.bytes, code_id);
         failed != CUDA_SUCCESS)

@@ -40,7 +40,7 @@ Facts facts_of(Session* s, uint64_t address) {
     f.managed = range.managed;
     return f;
   }
-  if (ModuleGlobal global; s->module_globals.find(address, &global)) {
+  if (ModuleGlobal global; s->module_globals.find(address, 1, &global)) {
     f.known = true;
     f.type = CU_MEMORYTYPE_DEVICE;
     f.device = global.device;

@@ -21,6 +21,29 @@ bool names_memory(Session* s, uint64_t address) {
          s->host_memory().in_arena(pointer<const void>(address), 1);
 }
 
+bool Call::names(uint64_t address) {
+  if (session_->spans_nodes() && is_device_address(session_, address)) named_.push_back(address);
+  return names_memory(session_, address);
+}
+
+// Whether all of it is memory of the node that the call goes to, which a communicator may say
+// behind it. The node would take anything else for a client's that is none of ours.
+bool Call::names_near_memory() {
+  const uint32_t node = device_->place.node;
+  for (const uint64_t at : named_) {
+    ModuleGlobal global;
+    const Device* owner = device_of_address(session_, at);
+    if (owner ? owner->place.node == node : session_->module_globals.find(at, 1, node, &global))
+      continue;
+    log_once(LogLevel::kError, std::string(f_.name) +
+                                   " was given memory of another node than that of vGPU " +
+                                   std::to_string(device_->index) +
+                                   ", and returned \"invalid value\": copy it there first");
+    return false;
+  }
+  return true;
+}
+
 void Call::append(int index, const void* data, size_t n) {
   const uint64_t word = kCarried | n;
   std::memcpy(body_.data() + index * 8, &word, 8);
@@ -119,7 +142,7 @@ int32_t Call::scalar(int index) {
                                                             : library_.status.bad_value;
   if (mode != 0 && mode == p.host_mode) mode = 0;
   if (mode != 0) {
-    if (!names_memory(session_, at)) return library_.status.bad_value;
+    if (!names(at)) return library_.status.bad_value;
     key_.add(2);
     std::memcpy(body_.data() + index * 8, &at, 8);
     return 0;
@@ -143,7 +166,7 @@ int32_t Call::carry(int index) {
   // Where a value may be in device memory too, only kScalar and kResult know how to say so.
   const bool on_device = library_.pointer_modes && names_memory(session_, at);
   if (p.either && main_ && main_->pointer_mode != 0) {
-    if (!on_device) return library_.status.bad_value;
+    if (!on_device || !names(at)) return library_.status.bad_value;
     key_.add(2);
     std::memcpy(body_.data() + index * 8, &at, 8);
     return 0;
@@ -188,7 +211,7 @@ int32_t Call::attribute(int index) {
     uint64_t value = 0;
     if (n != 8) return library_.status.bad_value;
     std::memcpy(&value, pointer<const void>(at), 8);
-    if (value != 0 && !names_memory(session_, value)) return library_.status.bad_value;
+    if (value != 0 && !names(value)) return library_.status.bad_value;
     key_.add(value == 0 ? 0 : 1 + 2 * (value & 15));
   } else {
     key_.add_bytes(pointer<const void>(at), n);
@@ -208,7 +231,7 @@ int32_t Call::list(int index) {
   key_.add(n);
   for (uint64_t i = 0; i < n; ++i) {
     if (p.kind == ParamKind::kInAddresses) {
-      if (ids[i] != 0 && !names_memory(session_, ids[i])) return library_.status.bad_value;
+      if (ids[i] != 0 && !names(ids[i])) return library_.status.bad_value;
       continue;
     }
     Object* object = State::get().objects.find(ids[i]);
@@ -246,7 +269,7 @@ int32_t Call::collect(int index) {
       put(word);
       return 0;
     case ParamKind::kAddress:
-      if (word != 0 && !names_memory(session_, word)) return library_.status.bad_value;
+      if (word != 0 && !names(word)) return library_.status.bad_value;
       // Libraries choose and refuse by alignment.
       key_.add(word == 0 ? 0 : 1 + 2 * (word & 15));
       put(word);
@@ -299,6 +322,7 @@ int32_t Call::collect() {
       return status;
     }
   }
+  if (!names_near_memory()) return library_.status.bad_value;
   setting_.add(f_.id);
   if (f_.state == CallState::kSets) {
     // What the object held before does not count: the same setting again is the same.

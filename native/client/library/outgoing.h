@@ -54,6 +54,8 @@ class Call {
   int32_t list(int index);
   void take_object(int index, Object* object);
   uint64_t id_at(int index) const;  // of a handle
+  bool names(uint64_t address);     // device memory
+  bool names_near_memory();
   void append(int index, const void* data, size_t n);
   void expect(int index, size_t n);
   void expect_back(int index, size_t n);
@@ -87,6 +89,7 @@ class Call {
   Object* computed_ = nullptr;  // of FunctionSpec::computes
   uint64_t main_id_ = 0, minted_id_ = 0;
   Object* minted_ = nullptr;
+  std::vector<uint64_t> named_;            // addresses, where there are several nodes
   std::vector<KeptObjects::Entry*> pins_;  // what the command names stays until it is sent
   bool waits_ = false;                     // it sets what the object can be told later
   bool sent_ = false;
