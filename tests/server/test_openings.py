@@ -68,6 +68,9 @@ class FakeWorker:
     def follow_sharing(self, take: Callable[[Any], None]) -> None:
         """It shares nothing."""
 
+    def follow_links(self, take: Callable[[Any], None]) -> None:
+        """It has no other nodes."""
+
     def end(self, why: End, grace: float = 2.0) -> None:
         if self.exits:
             return
