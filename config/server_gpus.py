@@ -103,6 +103,12 @@ class SuspendSection(Section):
         ge=0,
         description="MiB of these that are kept ready, which makes suspending faster (0: none)",
     )
+    driver_memory: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto or off: whether what is kept ready is made by the GPUs' driver where it "
+        "can, which makes suspending and resuming faster; off: as shared memory, on huge pages "
+        "where enough are free",
+    )
     checkpoint_contexts: Literal["auto", "off"] = Field(
         "auto",
         description="auto or off: whether the CUDA context of a suspended session leaves its GPU, "

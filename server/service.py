@@ -41,6 +41,7 @@ from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.requests import GuestRequests
 from sluice.server.guests.standing import GuestStandings
+from sluice.server.host_memory.driver_memory import DriverMemory
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.listeners.unix_socket import UnixListener, local_places
@@ -195,6 +196,11 @@ class Server:
             code_cache=code_cache(section),
             suspend=config.suspend,
             caller=self._caller,
+            driver_memory=(
+                DriverMemory(driver.path, starter.environment())
+                if config.suspend.driver_memory == "auto"
+                else None
+            ),
             gpus=lambda: self._gpus.gpus,
         )
         self._share_out(driver, starter)

@@ -8,90 +8,175 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "worker/memory.h"
 
 namespace sluice::worker {
 
 namespace {
+
 // Pinned memory is registered in pieces, as one piece of all of it may find no room.
 constexpr uint64_t kChunk = 1ull << 30;
+constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+// As far as it can be seen: a descriptor of the driver's says nothing.
+bool is_whole(const HostArea::Piece& piece) {
+  struct stat about {};
+  if (piece.bytes == 0 || piece.bytes % kGranularity != 0) return false;
+  return piece.of_driver ||
+         (fstat(piece.memory, &about) == 0 && static_cast<uint64_t>(about.st_size) >= piece.bytes);
+}
+
+uint64_t total(const std::vector<HostArea::Piece>& pieces, bool of_driver) {
+  uint64_t bytes = 0;
+  for (const HostArea::Piece& piece : pieces)
+    if (piece.of_driver == of_driver) bytes += piece.bytes;
+  return bytes;
+}
+
 }  // namespace
 
-std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector<Piece>& pieces,
-                                         uint64_t bytes, Steps* steps, std::string* error) {
-  uint64_t given = 0;
-  bool good = true;
-  for (const Piece& piece : pieces) {
-    struct stat about {};
-    good &= piece.bytes % kGranularity == 0 && fstat(piece.memory, &about) == 0 &&
-            static_cast<uint64_t>(about.st_size) >= piece.bytes;
-    given += piece.bytes;
+HostArea::HostArea(const Driver& driver, const std::vector<int>& devices) : driver_(driver) {
+  for (const int device : devices) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    access_.push_back(access);
   }
-  std::unique_ptr<HostArea> area(new HostArea(driver));
-  area->bytes_ = given + kGranularity;
-  if (!good || given < bytes)
-    *error = "the host memory for it is smaller than what is to move, or no whole slabs";
-  else
-    area->map(pieces, error);
-  for (const Piece& piece : pieces) ::close(piece.memory);
-  if (!error->empty()) return nullptr;
+}
+
+std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector<Piece>& pieces,
+                                         uint64_t bytes, const std::vector<int>& devices,
+                                         Steps* steps, std::string* error) {
+  std::unique_ptr<HostArea> area(new HostArea(driver, devices));
+  bool good =
+      total(pieces, false) + total(pieces, true) >= bytes && std::ranges::all_of(pieces, is_whole);
+  if (!good) *error = "the host memory for it is smaller than what is to move, or no whole slabs";
+  good = good && area->map(pieces, error);
+  // What is mapped needs none any more, and what the driver is to open has one in its chunk.
+  for (const Piece& piece : pieces)
+    if (!good || !piece.of_driver) ::close(piece.memory);
+  if (!good) {
+    for (Chunk& chunk : area->chunks_) chunk.memory = -1;
+    return nullptr;
+  }
   steps->done("host memory mapped");
-  area->divide(pieces);
   return area;
 }
 
+bool HostArea::map(const std::vector<Piece>& pieces, std::string* error) {
+  if (!map_shared(pieces, error) || !reserve(pieces, error)) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(shared_);
+  uint64_t shared = (begin + kGranularity - 1) & ~(kGranularity - 1), drivers = reserved_;
+  uint64_t at = 0;
+  for (const Piece& piece : pieces) {
+    uint64_t& address = piece.of_driver ? drivers : shared;
+    for (const uint64_t end = at + piece.bytes; at < end; at = chunks_.back().end) {
+      const uint64_t bytes = piece.of_driver ? piece.bytes : std::min(kChunk, end - at);
+      chunks_.push_back({at, at + bytes, reinterpret_cast<std::byte*>(address),
+                         piece.of_driver ? piece.memory : -1});
+      address += bytes;
+    }
+  }
+  return true;
+}
+
 // In a row at addresses of their own, which are those of huge pages.
-void HostArea::map(const std::vector<Piece>& pieces, std::string* error) {
-  void* const place = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+bool HostArea::map_shared(const std::vector<Piece>& pieces, std::string* error) {
+  shared_bytes_ = total(pieces, false);
+  if (shared_bytes_ == 0) return true;
+  shared_bytes_ += kGranularity;
+  void* const place = mmap(nullptr, shared_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   bool good = place != MAP_FAILED;
   if (good) {
-    reserved_ = static_cast<std::byte*>(place);
-    const auto reserved = reinterpret_cast<uintptr_t>(place);
-    begin_ = reinterpret_cast<std::byte*>((reserved + kGranularity - 1) & ~(kGranularity - 1));
-    std::byte* at = begin_;
+    shared_ = place;
+    uintptr_t at = (reinterpret_cast<uintptr_t>(place) + kGranularity - 1) & ~(kGranularity - 1);
     for (const Piece& piece : pieces) {
-      good = good && mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                          piece.memory, 0) != MAP_FAILED;
+      if (piece.of_driver) continue;
+      good = good && mmap(reinterpret_cast<void*>(at), piece.bytes, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_FIXED, piece.memory, 0) != MAP_FAILED;
       at += piece.bytes;
     }
   }
   if (!good) *error = std::string("host memory for it cannot be mapped: ") + std::strerror(errno);
+  return good;
 }
 
-void HostArea::divide(const std::vector<Piece>& pieces) {
-  uint64_t begin = 0;
-  for (const Piece& piece : pieces)
-    for (const uint64_t end = begin + piece.bytes; begin < end; begin = chunks_.back())
-      chunks_.push_back(begin + std::min(kChunk, end - begin));
+bool HostArea::reserve(const std::vector<Piece>& pieces, std::string* error) {
+  reserved_bytes_ = total(pieces, true);
+  if (reserved_bytes_ == 0) return true;
+  const CUresult e = driver_.cuMemAddressReserve(&reserved_, reserved_bytes_, 0, 0, 0);
+  if (e == CUDA_SUCCESS) return true;
+  reserved_ = 0;
+  *error = "host memory for it has no addresses: " + driver_.error_text(e);
+  return false;
 }
 
-// Without it copies are slower, and nothing else.
-void HostArea::enlist(uint64_t offset) {
-  for (; enlisted_ < chunks_.size(); ++enlisted_) {
-    const uint64_t begin = enlisted_ ? chunks_[enlisted_ - 1] : 0;
-    if (begin > offset) return;
-    if (driver_.cuMemHostRegister_v2(at(begin), chunks_[enlisted_] - begin,
-                                     CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS)
-      registered_.push_back(begin);
+CUresult HostArea::open(Chunk* chunk) {
+  const auto address = reinterpret_cast<CUdeviceptr>(chunk->address);
+  const uint64_t bytes = chunk->end - chunk->begin;
+  // The driver takes the descriptor for a pointer.
+  void* const descriptor = reinterpret_cast<void*>(static_cast<uintptr_t>(chunk->memory));
+  CUresult e = driver_.cuMemImportFromShareableHandle(&chunk->handle, descriptor, kDescriptor);
+  if (e != CUDA_SUCCESS) return chunk->handle = 0, e;
+  e = driver_.cuMemMap(address, bytes, 0, chunk->handle, 0);
+  if (e == CUDA_SUCCESS) {
+    e = driver_.cuMemSetAccess(address, bytes, access_.data(), access_.size());
+    if (e != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   }
+  if (e != CUDA_SUCCESS) driver_.cuMemRelease(std::exchange(chunk->handle, 0));
+  return e;
+}
+
+CUresult HostArea::enlist(uint64_t offset) {
+  for (; enlisted_ < chunks_.size() && chunks_[enlisted_].begin <= offset; ++enlisted_) {
+    Chunk& chunk = chunks_[enlisted_];
+    if (chunk.memory >= 0) {
+      if (const CUresult e = open(&chunk); e != CUDA_SUCCESS) return e;
+      chunk.is_known = true;
+    } else {  // without it copies are slower, and nothing else
+      chunk.is_known = driver_.cuMemHostRegister_v2(chunk.address, chunk.end - chunk.begin,
+                                                    CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+    }
+  }
+  return CUDA_SUCCESS;
 }
 
 void HostArea::delist() {
-  for (const uint64_t begin : registered_)
-    call(driver_.cuMemHostUnregister, static_cast<void*>(at(begin)));
-  registered_.clear();
+  for (Chunk& chunk : chunks_) {
+    if (!std::exchange(chunk.is_known, false)) continue;
+    if (chunk.memory < 0) {
+      call(driver_.cuMemHostUnregister, static_cast<void*>(chunk.address));
+      continue;
+    }
+    driver_.cuMemUnmap(reinterpret_cast<CUdeviceptr>(chunk.address), chunk.end - chunk.begin);
+    driver_.cuMemRelease(std::exchange(chunk.handle, 0));
+  }
   enlisted_ = 0;
 }
 
 HostArea::~HostArea() {
   delist();
-  if (reserved_) munmap(reserved_, bytes_);
+  for (const Chunk& chunk : chunks_)
+    if (chunk.memory >= 0) ::close(chunk.memory);
+  if (shared_) munmap(shared_, shared_bytes_);
+  if (reserved_) driver_.cuMemAddressFree(reserved_, reserved_bytes_);
+}
+
+std::vector<HostArea::Chunk>::const_iterator HostArea::chunk_of(uint64_t offset) const {
+  const auto begins_behind = [](uint64_t at, const Chunk& chunk) { return at < chunk.begin; };
+  return std::prev(std::upper_bound(chunks_.begin(), chunks_.end(), offset, begins_behind));
+}
+
+std::byte* HostArea::at(uint64_t offset) const {
+  const auto chunk = chunk_of(offset);
+  return chunk->address + (offset - chunk->begin);
 }
 
 uint64_t HostArea::in_one(uint64_t offset, uint64_t end) const {
-  const auto chunk = std::upper_bound(chunks_.begin(), chunks_.end(), offset);
-  return std::min(end, chunk == chunks_.end() ? end : *chunk) - offset;
+  return std::min(end, chunk_of(offset)->end) - offset;
 }
 
 }  // namespace sluice::worker

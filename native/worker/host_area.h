@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host memory that a session's device memory was moved to at one time: pieces that the server made,
-// side by side at addresses of their own, registered with the driver where that works: each piece
-// when it is about to be used, while the copies of those before it are under way. The process alone
-// holds it; with its end the kernel has the pages back, and empties them before it gives them
-// to anybody. Owned by memory_moves.h.
+// side by side. Each is made known to the driver when it is about to be used, while the copies of
+// those before it are under way: shared memory is registered, which works or makes copies slower;
+// memory that the node's driver made is opened and mapped, which is twice as fast, and without
+// which nothing is copied. The process alone holds it; with its end the kernel has the pages back,
+// and nobody gets them before they are empty. Owned by memory_moves.h.
 #pragma once
 
 #include <cstddef>
@@ -20,36 +21,52 @@ namespace sluice::worker {
 class HostArea {
  public:
   struct Piece {
-    int memory;  // shared memory
+    int memory;  // shared memory, or a descriptor that the driver exported
     uint64_t bytes;
+    bool of_driver = false;
   };
-  // Takes the pieces, whose descriptors are closed whatever comes of it; a context is current.
-  // nullptr with `error`: they are fewer than `bytes`, no whole slabs, or cannot be mapped.
+  // Takes the pieces, whose descriptors are its own whatever comes of it; a context is current.
+  // `devices`: the driver's ordinals of the GPUs that copy. nullptr with `error`: they are fewer
+  // than `bytes`, no whole slabs, or have no addresses.
   static std::unique_ptr<HostArea> take(const Driver& driver, const std::vector<Piece>& pieces,
-                                        uint64_t bytes, Steps* steps, std::string* error);
+                                        uint64_t bytes, const std::vector<int>& devices,
+                                        Steps* steps, std::string* error);
   ~HostArea();  // a context is current
   HostArea(const HostArea&) = delete;
 
-  std::byte* at(uint64_t offset) const { return begin_ + offset; }
-  // Registers what is not yet, up to the piece that `offset` is in; a context is current.
-  void enlist(uint64_t offset);
+  std::byte* at(uint64_t offset) const;
+  // Makes known what is not yet, up to the piece that `offset` is in; a context is current.
+  CUresult enlist(uint64_t offset);
   // The driver knows nothing of it any more, until it is enlisted again; a context is current.
   void delist();
   // How much of [offset, end) one copy may take: the driver takes none that reaches over two
-  // registered ranges.
+  // pieces that it was told of.
   uint64_t in_one(uint64_t offset, uint64_t end) const;
 
  private:
-  explicit HostArea(const Driver& driver) : driver_(driver) {}
-  void map(const std::vector<Piece>& pieces, std::string* error);
-  void divide(const std::vector<Piece>& pieces);
+  struct Chunk {
+    uint64_t begin, end;
+    std::byte* address;
+    int memory;                               // -1: shared memory, which is mapped
+    CUmemGenericAllocationHandle handle = 0;  // of what is open
+    bool is_known = false;                    // to the driver
+  };
+
+  HostArea(const Driver& driver, const std::vector<int>& devices);
+  bool map(const std::vector<Piece>& pieces, std::string* error);
+  bool map_shared(const std::vector<Piece>& pieces, std::string* error);
+  bool reserve(const std::vector<Piece>& pieces, std::string* error);
+  CUresult open(Chunk* chunk);
+  std::vector<Chunk>::const_iterator chunk_of(uint64_t offset) const;
 
   const Driver& driver_;
-  std::byte *reserved_ = nullptr, *begin_ = nullptr;  // the addresses, and where it begins there
-  uint64_t bytes_ = 0;
-  std::vector<uint64_t> chunks_;      // where each ends: a copy lies in one
-  size_t enlisted_ = 0;               // of them, or tried
-  std::vector<uint64_t> registered_;  // where those begin that the driver knows
+  std::vector<CUmemAccessDesc> access_;
+  void* shared_ = nullptr;  // the addresses of shared memory
+  uint64_t shared_bytes_ = 0;
+  CUdeviceptr reserved_ = 0;  // and of the driver's
+  uint64_t reserved_bytes_ = 0;
+  std::vector<Chunk> chunks_;  // in a row; a copy lies in one
+  size_t enlisted_ = 0;        // of them, or tried
 };
 
 }  // namespace sluice::worker

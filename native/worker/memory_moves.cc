@@ -13,6 +13,9 @@ namespace sluice::worker {
 
 namespace {
 
+// So much is mapped in one go, behind which its copy begins.
+constexpr uint64_t kMostMadeAhead = 256ull << 20;
+
 void log_move(const char* where, uint64_t bytes, const Steps& steps) {
   process::log_info(std::to_string(bytes >> 20) + " MiB are " + where + ": " + steps.text());
 }
@@ -154,10 +157,11 @@ CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   CUdeviceptr device = first.places[0].address;
   for (uint64_t at = first.host, end = at + bytes; at < end;) {
     const uint64_t n = first.area->in_one(at, end);
-    first.area->enlist(at);
+    CUresult e = first.area->enlist(at);
+    if (e != CUDA_SUCCESS) return e;
     std::byte* const host = first.area->at(at);
-    const CUresult e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, n, stream)
-                           : session_.driver.cuMemcpyHtoDAsync_v2(device, host, n, stream);
+    e = out ? session_.driver.cuMemcpyDtoHAsync_v2(host, device, n, stream)
+            : session_.driver.cuMemcpyHtoDAsync_v2(device, host, n, stream);
     if (e != CUDA_SUCCESS) return e;
     at += n;
     device += n;
@@ -165,19 +169,25 @@ CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   return CUDA_SUCCESS;
 }
 
-CUresult MemoryMoves::copy(const Pieces& pieces, bool out) {
+// What comes in is made as it is about to be copied, while what was made before is: `failed` says
+// which finds no place.
+CUresult MemoryMoves::copy(const Pieces& pieces, bool out, const Piece** failed) {
   CUresult first = CUDA_SUCCESS;
-  for (size_t i = 0; i < pieces.size();) {
+  for (size_t i = 0; i < pieces.size() && first == CUDA_SUCCESS;) {
     const Piece& piece = *pieces[i];
     uint64_t bytes = 0;
     for (;
          i < pieces.size() && pieces[i]->reader == piece.reader && pieces[i]->area == piece.area &&
          pieces[i]->places[0].address == piece.places[0].address + bytes &&
-         pieces[i]->host == piece.host + bytes;
-         ++i)
+         pieces[i]->host == piece.host + bytes && (out || bytes < kMostMadeAhead);
+         ++i) {
+      if (!out && (first = create(pieces[i])) != CUDA_SUCCESS) {
+        *failed = pieces[i];
+        break;
+      }
       bytes += pieces[i]->bytes;
-    const CUresult e = copy_run(piece, bytes, out);
-    if (first == CUDA_SUCCESS) first = e;
+    }
+    if (first == CUDA_SUCCESS) first = copy_run(piece, bytes, out);
   }
   for (auto& v : session_.vgpus) {
     session_.use(v->index);
@@ -260,17 +270,20 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
   }
   session_.use(0);
   Steps steps;
-  auto area = HostArea::take(session_.driver, host, bytes, &steps, error);
+  std::vector<int> devices;
+  for (const auto& v : session_.vgpus) devices.push_back(v->gpu->ordinal);
+  auto area = HostArea::take(session_.driver, host, bytes, devices, &steps, error);
   if (!area) return false;
   for (Piece* piece : going) piece->area = area.get();
-  if (const CUresult e = copy(going, true); e != CUDA_SUCCESS) {
+  const Piece* failed = nullptr;
+  if (const CUresult e = copy(going, true, &failed); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);
     *broken = is_sticky(e);
     session_.use(0);
     area.reset();
     return false;
   }
-  steps.done("registered and copied");
+  steps.done("copied, and what was copied to made known");
   areas_.push_back(std::move(area));
   for (Piece* piece : going) {
     piece->planned = false;
@@ -300,22 +313,14 @@ MemoryMoves::Missing MemoryMoves::missing_for(const Piece& failed, const Pieces&
 
 bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
   *broken = false;
-  CUresult e = CUDA_SUCCESS;
   Steps steps;
   uint64_t bytes = 0;
   steps_.clear();
   const Pieces coming = chosen(false);
+  for (const Piece* piece : coming) bytes += piece->bytes;
   const Piece* failed = nullptr;
-  for (Piece* piece : coming) {
-    if ((e = create(piece)) != CUDA_SUCCESS) {
-      failed = piece;
-      break;
-    }
-    bytes += piece->bytes;
-  }
-  steps.done("mapped");
-  if (e == CUDA_SUCCESS) e = copy(coming, false);
-  steps.done("copied");
+  CUresult e = copy(coming, false, &failed);
+  steps.done("mapped and copied");
   for (const Piece* piece : coming)
     if (e == CUDA_SUCCESS) e = give_access(*piece);
   if (e != CUDA_SUCCESS) {

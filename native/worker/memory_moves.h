@@ -79,7 +79,7 @@ class MemoryMoves {
   Vgpu* reader_of(const std::vector<CUmemAccessDesc>& access);
   void plan(uint32_t vgpu, uint64_t bytes);
   Pieces chosen(bool planned);
-  CUresult copy(const Pieces& pieces, bool out);
+  CUresult copy(const Pieces& pieces, bool out, const Piece** failed);
   CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
   Missing missing_for(const Piece& failed, const Pieces& coming);

@@ -88,6 +88,7 @@ Suspension::Values Suspension::values(State state) const {
   if (state == State::kRunning || state == State::kStopping) return v;
   v["movable_mib"] = std::to_string(mib(movable_));
   v["planned_mib"] = std::to_string(mib(planned_));
+  v["takes_driver_memory"] = "1";
   if (!by_.empty()) v["moved_by"] = by_;
   if (const char* tie = session_.ties.name(); *tie) v["context_tie"] = tie;
   for (const auto& [vgpu, figures] : figures_) {
@@ -213,12 +214,12 @@ std::string Suspension::in_the_way(uint64_t until_ns) {
   return failed == CUDA_SUCCESS ? "" : "its GPU failed: " + session_.driver.error_text(failed);
 }
 
-void Suspension::take_memory(int memory, uint64_t bytes) {
+void Suspension::take_memory(const HostArea::Piece& piece) {
   std::lock_guard lock(mutex_);
   if ((state_ == State::kStopped || state_ == State::kOut) && host_.size() < kMostPieces)
-    host_.push_back({memory, bytes});
+    host_.push_back(piece);
   else
-    ::close(memory);
+    ::close(piece.memory);
 }
 
 std::vector<HostArea::Piece> Suspension::take_pieces() {

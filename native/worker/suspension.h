@@ -30,7 +30,7 @@ class Suspension {
   // Stops at a cut within so long, or goes on and says what was in the way.
   void suspend(uint64_t drain_ms);
   // Host memory for what is to move, a piece of it; the descriptor is its own.
-  void take_memory(int memory, uint64_t bytes);
+  void take_memory(const HostArea::Piece& piece);
   // Chooses what is to be out, at least so much of each vGPU; nothing said: all. A `suspension`
   // says how much host memory that takes.
   void plan(const std::vector<uint64_t>& out);

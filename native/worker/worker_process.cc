@@ -316,7 +316,7 @@ void WorkerProcess::suspend(process::Message& m) {
   }
   const int memory = m.descriptor("memory");
   if (suspension_ && m.verb == "memory" && memory >= 0 && m.number("bytes", &number))
-    return suspension_->take_memory(memory, number);
+    return suspension_->take_memory({memory, number, m.text("made_by") == "driver"});
   for (int fd : m.descriptors) ::close(fd);
 }
 

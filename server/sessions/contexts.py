@@ -23,12 +23,13 @@ from sluice.resources.suspended_contexts import ContextPlace, Stays, words
 from sluice.server.checkpoints.caller import Answer, Caller, Lost, Unavailable
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.context_rules import LEFT_MIB, Rules, left_mib, room_mib
 from sluice.server.sessions.moving import exchanged, gpu_of
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import Standing
 from sluice.server.sessions.suspension_steps import for_all
-from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
+from sluice.server.sessions.swap_memory import SwapMemory
 
 #: A session that stands still has no call under way.
 LOCK_MS = 5000
@@ -454,7 +455,10 @@ class Contexts:
         lock_ms = LOCK_MS if what == "lock" else 0
         is_lost = False
         try:
-            answer = await self._caller.call(what, session.worker.record, seconds, lock_ms, gpus)
+            with self._swap.moving():
+                answer = await self._caller.call(
+                    what, session.worker.record, seconds, lock_ms, gpus
+                )
         except Lost as lost:
             is_lost = True
             most = LOCK_MS / 1000 + LOOK_SECONDS if what == "lock" else SETTLE_SECONDS

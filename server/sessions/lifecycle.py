@@ -25,6 +25,7 @@ from sluice.server.checkpoints.caller import Caller
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.host_memory.driver_memory import DriverMemory
 from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.code_cache import CodeCache
@@ -72,9 +73,13 @@ class SessionLifecycle:
         code_cache: CodeCache | None = None,
         suspend: SuspendSection | None = None,
         caller: Caller | None = None,
+        driver_memory: DriverMemory | None = None,
         gpus: Callable[[], Sequence[LocalGpu]] = tuple,
     ) -> None:
-        """`caller`: of the driver's checkpoint; `gpus`: this host's, once they are known."""
+        """`caller`: of the driver's checkpoint; `gpus`: this host's, once they are known.
+
+        `driver_memory`: host memory that the driver makes; None: it is not asked.
+        """
         self._throttle = throttle
         self._accounts = accounts or Accounts()
         self._node = node
@@ -88,7 +93,8 @@ class SessionLifecycle:
         )
         section = suspend or SuspendSection()
         self._caller = caller or Caller("")
-        self._swap = SwapMemory(section.swap_mib, section.ready_mib)
+        self._swap = SwapMemory(section.swap_mib, section.ready_mib, driver_memory)
+        self._swap.may_open_gpus = lambda: not workers.lets_go
         self.suspensions = self._registry.suspensions = Suspensions(
             self._registry.of_grant,
             controller.report,
@@ -308,6 +314,7 @@ class SessionLifecycle:
             session.log.write(f"GPU {gpu_uuid} is let go, and its worker sees it still")
         self._caller.let_go()
         await self._workers.let_go(gpu_uuid)
+        await self._swap.let_go()
 
     def of_process(self, pid: int, start_time: int) -> list[Session]:
         """The sessions of one client process."""

@@ -33,6 +33,7 @@ class Standing:
     planned_mib: int = 0  # that the next move takes of host memory
     moved_by: str = ""  # of one that is out
     plans: bool = False  # it can have a part of its memory moved; an earlier release's cannot
+    takes_driver_memory: bool = False  # and move it into what the driver made; the same
     staying_mib: tuple[int, ...] = ()  # by vGPU of the session
     movable: tuple[int, ...] = ()  # MiB, the same
     out: tuple[int, ...] = ()
@@ -50,6 +51,7 @@ class Standing:
         self.movable_mib = message.number("movable_mib")
         self.planned_mib = message.number("planned_mib")
         self.plans = "planned_mib" in message.fields
+        self.takes_driver_memory = message.get("takes_driver_memory") == "1"
         self.moved_by = message.get("moved_by")
         self.staying_mib, self.movable, self.out, self.missing, self.exported = (
             tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))

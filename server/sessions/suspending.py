@@ -22,20 +22,14 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.suspended_contexts import ContextPlace, words
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.contexts import Contexts
 from sluice.server.sessions.moved_memory import MovedMemory
 from sluice.server.sessions.moving import NONE_MOVES, MoveRules, Moves, gpu_of
 from sluice.server.sessions.records import Session, run_at_once
-from sluice.server.sessions.standing import (
-    ARBITER,
-    OUT,
-    RUNNING,
-    STOPPED,
-    UNDER_WAY,
-    Standing,
-)
+from sluice.server.sessions.standing import ARBITER, OUT, RUNNING, STOPPED, UNDER_WAY, Standing
 from sluice.server.sessions.suspension_steps import ANSWER_SECONDS, SuspensionSteps, for_all
-from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
+from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")

@@ -8,11 +8,11 @@ answer, or says that it could not, makes OrderRefused with its reason.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import (
     ARBITER,
@@ -24,7 +24,7 @@ from sluice.server.sessions.standing import (
     Standing,
     seconds_for,
 )
-from sluice.server.sessions.swap_memory import NoSwapMemory, SwapMemory
+from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.packets import Message
 
 #: Beyond the time that a session has to come to a stop.
@@ -98,14 +98,16 @@ class SuspensionSteps:
         standing = self._of(session)
         began = time.monotonic()
         try:
-            pieces = await self._swap.pieces(standing.planned_mib)
+            pieces = await self._swap.pieces(standing.planned_mib, standing.takes_driver_memory)
         except NoSwapMemory as none:
             raise OrderRefused(f"session {session.id}: {none}") from None
         standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
-        for memory, mib in pieces:
-            fields = {"bytes": str(mib << 20), "descriptors": "memory"}
-            session.worker.tell(Message("memory", fields), (memory,))
-            os.close(memory)
+        for piece in pieces:
+            fields = {"bytes": str(piece.mib << 20), "descriptors": "memory"}
+            if piece.of_driver:
+                fields["made_by"] = "driver"
+            session.worker.tell(Message("memory", fields), (piece.memory,))
+            piece.close()
         planned, before = standing.planned_mib, sum(standing.out)
         is_new = standing.plans
         order = Message("move_out", {"by": by})
@@ -124,7 +126,8 @@ class SuspensionSteps:
         """It goes on, with all of its memory."""
         standing = self._of(session)
         if standing.state != RUNNING:
-            said = await self.step(session, Message("wake"), seconds_for(standing.movable_mib))
+            with self._swap.moving():
+                said = await self.step(session, Message("wake"), seconds_for(standing.movable_mib))
             if standing.state != RUNNING:
                 why = said.get("message", "it did not wake")
                 raise OrderRefused(f"session {session.id}: {why}")

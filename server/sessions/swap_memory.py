@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's memory for suspended sessions: how much there is, who has it, and how it is made.
+"""The host's memory for suspended sessions: how much there is, who has it, and what is ready.
 
-Used by sessions.suspending. Sizes are MiB. Each session's copy is shared memory of its own, which
-its worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
-gives them to nobody before it has emptied them. So nothing is used twice. It promises that no more
-is taken than [suspend] swap_mib says, workers of an earlier server included, and that what is
-handed out is there: pages are taken before anything is moved. As that takes one thread a second for
-8 GiB, `ready_mib` of them are taken ahead of time, in pieces, and made up for when they were handed
-out, and several threads take them at once.
+Used by sessions.suspending. Sizes are MiB. Each session's copy is memory of its own, which its
+worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
+nobody gets them before they are empty. So nothing is used twice. It promises that no more is taken
+than [suspend] swap_mib says, workers of an earlier server included, and that what is handed out is
+there: pages are taken before anything is moved. As that takes time, `ready_mib` of them are taken
+ahead of it, in pieces, and made up for when they were handed out: by the GPUs' driver where it can,
+as workers are faster with that, else as shared memory. What is not ready is shared memory, by
+several threads at once (host_memory).
 """
 
 from __future__ import annotations
@@ -16,34 +17,39 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+
+from sluice.server.host_memory.driver_memory import DriverMemory, Unavailable
+from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, make_shared
 
 log = logging.getLogger("sluice.server")
 
-MIB = 1 << 20
 PIECE_MIB = 256
-FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-HUGE_PAGE_MIB = 2
 MOST_MAKERS = 8
-
-
-class NoSwapMemory(Exception):
-    """It is not to be had; the text says what to do."""
+#: The driver is asked for one piece at a time, and not while memory or contexts move or just after,
+#: as its calls wait for one another.
+CALM_SECONDS = 2.0
 
 
 class SwapMemory:
     """What there is for suspended sessions, by session."""
 
-    def __init__(self, limit_mib: int, ready_mib: int = 0) -> None:
+    def __init__(
+        self, limit_mib: int, ready_mib: int = 0, driver_memory: DriverMemory | None = None
+    ) -> None:
         self.limit_mib = limit_mib
         self._ready_pieces = min(ready_mib, limit_mib) // PIECE_MIB
+        self._driver_memory = driver_memory
+        #: Whether a process may have the GPUs open: not while one of them is to be let go.
+        self.may_open_gpus: Callable[[], bool] = lambda: True
         self._taken: dict[str, int] = {}
-        self._ready: deque[int] = deque()  # descriptors of pieces
+        self._ready: deque[HostPiece] = deque()
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._moving = 0  # moves that are under way
+        self._calm_at = 0.0  # when the last one is long over
         self._makers = max(1, min(MOST_MAKERS, (os.cpu_count() or 1) // 2))
 
     @property
@@ -68,7 +74,7 @@ class SwapMemory:
             len(self._ready) > own
             and self.used_mib + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
         ):
-            os.close(self._ready.pop())
+            self._ready.pop().close()
 
     def adopt(self, session_id: str, mib: int) -> None:
         """What a worker of an earlier server has, whatever the limit says by now."""
@@ -90,55 +96,66 @@ class SwapMemory:
         """What is there ahead of time."""
         return len(self._ready) * PIECE_MIB
 
-    async def pieces(self, mib: int) -> list[tuple[int, int]]:
-        """Descriptors of so much in all, each with its MiB. Raises NoSwapMemory.
+    async def let_go(self) -> None:
+        """What the driver made ahead of time is given up: a GPU is to be nobody's."""
+        of_driver = [piece for piece in self._ready if piece.of_driver]
+        self._ready = deque(piece for piece in self._ready if not piece.of_driver)
+        for piece in of_driver:
+            piece.close()
+        if self._driver_memory:
+            await asyncio.to_thread(self._driver_memory.let_go)
+        self._wanted.set()
 
-        The caller closes them.
+    async def pieces(self, mib: int, of_driver: bool = False) -> list[HostPiece]:
+        """So much in all, for one session. Raises NoSwapMemory.
+
+        `of_driver`: its worker can use what the driver made. The caller closes them.
         """
-        found: list[tuple[int, int]] = []
-        while self._ready and mib >= PIECE_MIB:
-            found.append((self._ready.popleft(), PIECE_MIB))
+        usable = deque(piece for piece in self._ready if of_driver or not piece.of_driver)
+        found: list[HostPiece] = []
+        while usable and mib >= PIECE_MIB:
+            found.append(usable.popleft())
+            self._ready.remove(found[-1])
             mib -= PIECE_MIB
         whole, rest = divmod(mib, PIECE_MIB)
         try:
             found += await self._make([PIECE_MIB] * whole + [rest] * bool(rest))
         except BaseException:
-            for descriptor, _ in found:
-                os.close(descriptor)
+            for piece in found:
+                piece.close()
             raise
         return found
 
-    async def _make(self, sizes: list[int]) -> list[tuple[int, int]]:
-        """Of so many MiB each, by several threads at once. Raises NoSwapMemory, and has none."""
-        found: list[tuple[int, int]] = []
+    async def _make(self, sizes: list[int]) -> list[HostPiece]:
+        """Shared memory of so many MiB each, by several threads. Raises NoSwapMemory."""
+        found: list[HostPiece] = []
         problems: list[BaseException] = []
         for begin in range(0, len(sizes), self._makers):
             some = sizes[begin : begin + self._makers]
-            threads = (asyncio.to_thread(make_memory, mib) for mib in some)
-            for mib, made in zip(
-                some, await asyncio.gather(*threads, return_exceptions=True), strict=True
-            ):
+            threads = (asyncio.to_thread(make_shared, mib) for mib in some)
+            for made in await asyncio.gather(*threads, return_exceptions=True):
                 if isinstance(made, BaseException):
                     problems.append(made)
                 else:
-                    found.append((made, mib))
+                    found.append(made)
             if problems:
-                for descriptor, _ in found:
-                    os.close(descriptor)
+                for piece in found:
+                    piece.close()
                 raise problems[0]
         return found
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """While a session's memory goes to the host: what it used is made up for afterwards.
+        """While a session's memory or context moves: what it used is made up for afterwards.
 
-        Taking pages keeps the machine's memory busy, and who moves waits for it.
+        Taking pages keeps the machine's memory and the driver busy, and who moves waits for it.
         """
         self._moving += 1
         try:
             yield
         finally:
             self._moving -= 1
+            self._calm_at = time.monotonic() + CALM_SECONDS
             self._wanted.set()
 
     async def keep_ready(self) -> None:
@@ -146,56 +163,43 @@ class SwapMemory:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while not self._moving and (count := min(self._makers, self._may_keep())):
-                try:
-                    made = await self._make([PIECE_MIB] * count)
-                except NoSwapMemory as none:
-                    log.warning("[suspend] ready_mib: %s", none)
-                    break
-                for piece, _ in made:
-                    if self._may_keep():
-                        self._ready.append(piece)
-                    else:  # it was taken meanwhile
-                        os.close(piece)
+            try:
+                while not self._moving and (count := self._may_keep()):
+                    for piece in await self._make_ready(count):
+                        if self._may_keep() and self._may_have(piece):
+                            self._ready.append(piece)
+                        else:  # it was taken meanwhile
+                            piece.close()
+            except NoSwapMemory as none:
+                log.warning("[suspend] ready_mib: %s", none)
+            if self._driver_memory:
+                await asyncio.to_thread(self._driver_memory.let_go)
+
+    async def _make_ready(self, count: int) -> list[HostPiece]:
+        """Some pieces of those that are to be ready; none: it is no time. Raises NoSwapMemory."""
+        if self._driver_memory and self.may_open_gpus():
+            if self._moving or (wait := self._calm_at - time.monotonic()) > 0:
+                await asyncio.sleep(CALM_SECONDS if self._moving else wait)
+                return []
+            began = time.monotonic()
+            try:
+                made = await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
+            except Unavailable as none:
+                log.info("[suspend] ready_mib are shared memory: %s", none)
+                self._driver_memory = None
+            except NoSwapMemory:
+                pass  # there may be huge pages, which are of nobody else's use
+            else:
+                # Sessions' calls of the driver have as much of the time.
+                await asyncio.sleep(time.monotonic() - began)
+                return made
+        return await self._make([PIECE_MIB] * min(self._makers, count))
+
+    def _may_have(self, piece: HostPiece) -> bool:
+        """What the driver made while a GPU was let go is not kept."""
+        return not piece.of_driver or self.may_open_gpus()
 
     def _may_keep(self) -> int:
         """How many pieces more."""
         room = (self.limit_mib - self.used_mib) // PIECE_MIB
         return max(0, min(self._ready_pieces, room) - len(self._ready))
-
-
-def make_memory(mib: int) -> int:
-    """A descriptor of shared memory that is there already; blocks. Raises NoSwapMemory.
-
-    On huge pages where enough of them are free. The caller closes it.
-    """
-    if mib and _huge_pages_mib() >= mib:
-        # Another thread, or process, may have them first.
-        with contextlib.suppress(NoSwapMemory):
-            return _made(mib, os.MFD_CLOEXEC | os.MFD_HUGETLB)
-    return _made(mib, os.MFD_CLOEXEC)
-
-
-def _made(mib: int, flags: int) -> int:
-    try:
-        descriptor = os.memfd_create("sluice-suspended", flags)
-    except OSError as error:
-        raise NoSwapMemory(f"the host gives no shared memory ({error.strerror})") from None
-    try:
-        os.ftruncate(descriptor, mib * MIB)
-        if mib:
-            os.posix_fallocate(descriptor, 0, mib * MIB)
-    except OSError as error:
-        os.close(descriptor)
-        raise NoSwapMemory(
-            f"the host has no {mib} MiB of memory left ({error.strerror}): lower [suspend] "
-            "swap_mib, or free some"
-        ) from None
-    return descriptor
-
-
-def _huge_pages_mib() -> int:
-    try:
-        return int(FREE_HUGE_PAGES.read_text()) * HUGE_PAGE_MIB
-    except (OSError, ValueError):
-        return 0

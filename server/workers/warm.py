@@ -119,6 +119,11 @@ class WarmWorkers:
         """How many workers wait ready for a GPU."""
         return sum(1 for worker in self._warm.get(uuid, ()) if worker.is_ready)
 
+    @property
+    def lets_go(self) -> bool:
+        """Whether there is a GPU that nobody here may hold."""
+        return bool(self._let_go)
+
     def has_let_go(self, uuid: str) -> bool:
         """Whether none of these workers may hold the GPU."""
         return uuid in self._let_go

@@ -19,12 +19,17 @@ LEFT_GIB = 16  # of the machine's memory, for everything else
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 
 
-def available_gib() -> int:
+def available_mib() -> int:
     """Of the machine's memory."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) >> 20
+            return int(line.split()[1]) >> 10
     return 0
+
+
+def available_gib() -> int:
+    """The same in whole GiB."""
+    return available_mib() >> 10
 
 
 @contextlib.contextmanager

@@ -21,12 +21,15 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
 from checkpoint_bench import Bench, Failed  # noqa: E402
-from checkpoint_rates import huge_pages  # noqa: E402
+from checkpoint_rates import available_mib, huge_pages  # noqa: E402
 from run import Server, find_driver  # noqa: E402
 
 GIB = 1024
 PATIENCE_SECONDS = 90.0
-READY_SECONDS = 30
+READY_SECONDS = 60
+STEADY_MIB = 128  # by which what the machine has changes in a second while nothing happens
+STEADY_SECONDS = 5  # it waits for some before it begins, and the driver takes its time to start
+HUGE_PAGE_MIB = 2
 LEFT_LIMIT_MIB = 64
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 SUSPENDED, ON_THE_GPU, RESUMED = " suspended: ", " MiB are on the GPU: ", " resumed"
@@ -163,10 +166,12 @@ def node_of(
 
 def wait_until_ready() -> None:
     """Until the server takes no more memory ahead of time, after what a round has used."""
-    before = -1
+    before, steady = -STEADY_MIB, 0
     for _ in range(READY_SECONDS):
-        now = int(FREE_HUGE_PAGES.read_text()) if FREE_HUGE_PAGES.exists() else 0
-        if now == before:
+        huge = int(FREE_HUGE_PAGES.read_text()) if FREE_HUGE_PAGES.exists() else 0
+        now = huge * HUGE_PAGE_MIB + available_mib()
+        steady = steady + 1 if abs(now - before) < STEADY_MIB else 0
+        if steady == STEADY_SECONDS:
             return
         before = now
         time.sleep(1)

@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from sluice.server.sessions.swap_memory import MIB, PIECE_MIB, NoSwapMemory, SwapMemory, make_memory
+from sluice.config.native_files import SOFTGPU, find_native
+from sluice.server.host_memory.driver_memory import DriverMemory
+from sluice.server.host_memory.pieces import MIB, HostPiece, NoSwapMemory, make_shared
+from sluice.server.sessions.swap_memory import PIECE_MIB, SwapMemory
 
 LONG_SECONDS = 60.0
 
@@ -25,8 +28,7 @@ async def kept(swap: SwapMemory) -> AsyncIterator[None]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         while swap.ready_mib:
-            for descriptor, _ in await swap.pieces(PIECE_MIB):
-                os.close(descriptor)
+            close(await swap.pieces(PIECE_MIB, of_driver=True))
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -35,16 +37,16 @@ async def until(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def close(pieces: list[tuple[int, int]]) -> list[int]:
+def close(pieces: list[HostPiece]) -> list[int]:
     """Their sizes."""
-    for descriptor, _ in pieces:
-        os.close(descriptor)
-    return [mib for _, mib in pieces]
+    for piece in pieces:
+        piece.close()
+    return [piece.mib for piece in pieces]
 
 
-def pages_mib(descriptor: int) -> int:
+def pages_mib(piece: HostPiece) -> int:
     """What the kernel has set aside for it."""
-    return os.fstat(descriptor).st_blocks * 512 // MIB
+    return os.fstat(piece.memory).st_blocks * 512 // MIB
 
 
 def test_no_more_is_given_than_there_is_and_all_or_nothing() -> None:
@@ -70,13 +72,13 @@ def test_what_an_earlier_servers_workers_have_counts_even_beyond_the_limit() -> 
 
 
 def test_its_pages_are_there_before_anything_moves() -> None:
-    descriptor = make_memory(6)
+    piece = make_shared(6)
     try:
-        assert os.fstat(descriptor).st_size == 6 * MIB
-        assert pages_mib(descriptor) == 6
-        assert os.pread(descriptor, 16, 5 * MIB) == bytes(16)
+        assert os.fstat(piece.memory).st_size == 6 * MIB
+        assert pages_mib(piece) == 6
+        assert os.pread(piece.memory, 16, 5 * MIB) == bytes(16)
     finally:
-        os.close(descriptor)
+        piece.close()
 
 
 async def test_some_is_kept_ready_and_made_up_for() -> None:
@@ -87,7 +89,7 @@ async def test_some_is_kept_ready_and_made_up_for() -> None:
         swap.take({"a": wanted})
         with swap.moving():
             pieces = await swap.pieces(wanted)
-            assert [pages_mib(descriptor) for descriptor, _ in pieces] == [PIECE_MIB, PIECE_MIB, 10]
+            assert [pages_mib(piece) for piece in pieces] == [PIECE_MIB, PIECE_MIB, 10]
             assert close(pieces) == [PIECE_MIB, PIECE_MIB, 10]
             await asyncio.sleep(0.1)
             assert swap.ready_mib == 0, "it is made up for when the move is done"
@@ -106,3 +108,47 @@ async def test_what_is_ready_makes_room_for_what_is_wanted() -> None:
         swap.take({"large": 2 * PIECE_MIB - 10})
         assert close(await swap.pieces(2 * PIECE_MIB - 10)) == [PIECE_MIB, PIECE_MIB - 10]
         assert swap.ready_mib == 0
+
+
+async def test_what_is_ready_is_the_drivers_for_workers_that_can_use_it() -> None:
+    memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
+    swap = SwapMemory(8 * PIECE_MIB, 2 * PIECE_MIB, memory)
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        with swap.moving():
+            old = await swap.pieces(PIECE_MIB)
+            assert swap.ready_mib == 2 * PIECE_MIB, "it stays for others"
+            new = await swap.pieces(3 * PIECE_MIB, of_driver=True)
+        assert [piece.of_driver for piece in [*old, *new]] == [False, True, True, False]
+        assert close(old) + close(new) == [PIECE_MIB] * 4
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+
+
+async def test_nobody_has_a_gpu_open_for_it_that_is_let_go() -> None:
+    memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
+    swap = SwapMemory(4 * PIECE_MIB, 2 * PIECE_MIB, memory)
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        lets_go = True
+        swap.may_open_gpus = lambda: not lets_go
+        await swap.let_go()
+        assert swap.ready_mib == 0
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        with swap.moving():
+            pieces = await swap.pieces(2 * PIECE_MIB, of_driver=True)
+            lets_go = False
+        assert [piece.of_driver for piece in pieces] == [False, False]
+        close(pieces)
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        pieces = await swap.pieces(2 * PIECE_MIB, of_driver=True)
+        assert [piece.of_driver for piece in pieces] == [True, True]
+        close(pieces)
+
+
+async def test_where_the_driver_makes_none_it_is_shared_memory() -> None:
+    swap = SwapMemory(4 * PIECE_MIB, PIECE_MIB, DriverMemory("/nowhere/libcuda.so.1"))
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == PIECE_MIB)
+        [piece] = await swap.pieces(PIECE_MIB, of_driver=True)
+        assert not piece.of_driver
+        piece.close()

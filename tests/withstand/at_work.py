@@ -12,6 +12,7 @@ from control_plane import ControlPlane, wait_for
 from relay_host import RelayHost
 
 from .prompted import Prompted
+from .suspended import Told
 from .traces import LIMIT
 
 Start = Callable[..., Prompted]
@@ -52,7 +53,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def worker_of(plane: ControlPlane, program: Prompted) -> int:
+def worker_of(plane: ControlPlane, program: Prompted | Told) -> int:
     """The worker of a program's session."""
     (found,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
     (record,) = [

@@ -85,6 +85,20 @@ def test_its_context_leaves_the_gpu_and_comes_back_bit_for_bit(rig: Rig, channel
     assert subject.ask("between") == between
 
 
+def test_what_is_in_the_drivers_own_memory_comes_back_to_a_restored_context(
+    open_rig: OpenRig,
+) -> None:
+    """The driver restores nobody who has memory of another process open at the checkpoint."""
+    ready = {"swap_mib": 2048, "ready_mib": 512}
+    rig = open_rig(ready, SLUICE_SOFTGPU_MEMORY_MIB=str(4 * GPU_MIB))
+    subject = rig.begin(filled=False, SLUICE_GMEM="600")
+    subject.ask("slab", mib=300, piece_mib=30)
+    for _ in range(2):
+        rig.resume(rig.take_off(subject))
+        assert subject.ask("check") == {"wrong": 0}
+    rig.end_programs()
+
+
 def test_the_room_of_its_context_is_another_programs_meanwhile(rig: Rig) -> None:
     subject = rig.begin()
     grant = rig.take_off(subject)

@@ -13,11 +13,13 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
 
+from .at_work import worker_of
 from .conftest import arbiter_pid
 from .prompted import ENDLESS, Prompted
 from .suspended import PIECE_MIB, SLAB_MIB, Failed, Subject, grant_of, sluice, start_subject
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.control_plane(
 )
 #: Where a session is not to come to a stop: it need not be waited for, and none that does is.
 IMPATIENT = pytest.mark.control_plane(suspend={"swap_mib": SWAP_MIB, "drain_seconds": 1})
+LARGEST_MIB = 30
+READY = {"swap_mib": 1024, "ready_mib": 512}
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])
 SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 STILL_SECONDS = 0.3
@@ -248,15 +252,6 @@ def test_its_worker_is_killed_while_its_memory_moves(
     suspend(plane, beside)
 
 
-def worker_of(plane: ControlPlane, subject: Subject) -> int:
-    [pid] = [
-        record["pid"]
-        for record in plane.worker_records()
-        if record["session"] and record["session"]["asker"]["pid"] == subject.pid
-    ]
-    return int(pid)
-
-
 def test_the_hosts_budget_is_full(plane: ControlPlane, begin: Begin) -> None:
     wait_for(lambda: not plane.grants(), message="what was before to be gone")
     first, second, third = begin(), begin(), begin()
@@ -424,13 +419,36 @@ def test_turns_go_on_beside_a_suspended_session_and_without_its_arbiter(
     is_right(beside)
 
 
-@pytest.mark.control_plane(suspend={"swap_mib": 1024, "ready_mib": 512})
+def pieces_of_driver(worker: int) -> list[int]:
+    """MiB of each that the worker of a suspended session has; what programs have is smaller."""
+    found = {}
+    for entry in Path(f"/proc/{worker}/fd").iterdir():
+        if "sluice-softgpu" in str(entry.readlink()):
+            found[entry.stat().st_ino] = entry.stat().st_size >> 20
+    return [mib for mib in found.values() if mib > LARGEST_MIB]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([256], id="of the driver", marks=pytest.mark.control_plane(suspend=READY)),
+        pytest.param(
+            [],
+            id="shared",
+            marks=pytest.mark.control_plane(suspend=READY | {"driver_memory": "off"}),
+        ),
+    ],
+)
 def test_memory_that_is_kept_ready_is_used_piece_after_piece(
-    plane: ControlPlane, begin: Begin
+    plane: ControlPlane, begin: Begin, pieces: list[int]
 ) -> None:
     subject = begin(filled=False, SLUICE_GMEM="700")
-    subject.ask("slab", mib=300, piece_mib=30)
+    subject.ask("slab", mib=300, piece_mib=LARGEST_MIB)
     subject.ask("plain", mib=2)
+    worker = worker_of(plane, subject)
     for _ in range(2):
-        resume(plane, suspend(plane, subject))
+        grant = suspend(plane, subject)
+        assert pieces_of_driver(worker) == pieces
+        resume(plane, grant)
         assert subject.ask("check") == {"wrong": 0}
+        wait_for(lambda: not pieces_of_driver(worker), message="it to be given up")

@@ -4,13 +4,12 @@
 #include "softgpu/runtime/pool.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <string>
 
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
+#include "softgpu/memory/host_node.h"
 #include "softgpu/memory/range_map.h"
 
 namespace sluice::softgpu {
@@ -85,11 +84,8 @@ int place_of(const CUmemLocation& location) {
       return device_at(location.id) ? location.id : Pools::kNowhere;
     case CU_MEM_LOCATION_TYPE_HOST:
       return Pools::kHost;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA: {
-      const std::string node = "/sys/devices/system/node/node" + std::to_string(location.id);
-      const bool there = location.id == 0 || (location.id > 0 && access(node.c_str(), F_OK) == 0);
-      return there ? Pools::node(location.id) : Pools::kNowhere;
-    }
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      return has_host_node(location.id) ? Pools::node(location.id) : Pools::kNowhere;
     default:
       return Pools::kNowhere;
   }

@@ -3,6 +3,7 @@
 #include "softgpu/memory/virtual_memory.h"
 
 #include "softgpu/api/api.h"
+#include "softgpu/memory/host_node.h"
 
 using namespace sluice::softgpu;
 
@@ -66,8 +67,13 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
                                        CUmemAllocationGranularity_flags) {
   return with_driver([&]() -> CUresult {
     if (!granularity || !properties) return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (!device_at(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    const CUmemLocation& at = properties->location;
+    if (at.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+      if (!has_host_node(at.id)) return CUDA_ERROR_INVALID_VALUE;
+    } else {
+      if (at.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+      if (!device_at(at.id)) return CUDA_ERROR_INVALID_DEVICE;
+    }
     *granularity = kSlab;
     return CUDA_SUCCESS;
   });

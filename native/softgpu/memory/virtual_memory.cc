@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "softgpu/memory/allocations.h"
+#include "softgpu/memory/host_node.h"
 #include "softgpu/memory/range_map.h"
 #include "softgpu/runtime/device.h"
 
@@ -87,23 +88,30 @@ CUresult VirtualMemory::create(uint64_t size, const CUmemAllocationProp& propert
                                uint64_t& handle) {
   if (size == 0 || size % kSlab != 0) return CUDA_ERROR_INVALID_VALUE;
   if (properties.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   unsigned types = static_cast<unsigned>(properties.requestedHandleTypes);
   if ((types & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) != 0) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  Device* device = device_at(properties.location.id);
-  if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  if (!device->memory.charge(size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const bool on_host = properties.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  if (!on_host && properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (on_host && !has_host_node(properties.location.id)) return CUDA_ERROR_INVALID_VALUE;
+  Device* device = on_host ? nullptr : device_at(properties.location.id);
+  if (!on_host && !device) return CUDA_ERROR_INVALID_DEVICE;
+  if (device && !device->memory.charge(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   int fd = memfd_create("sluice-softgpu", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) {
+  const auto length = static_cast<off_t>(size);
+  // The host's is there when it has been made, as pinned memory is.
+  if (fd < 0 || ftruncate(fd, length) != 0 || (on_host && posix_fallocate(fd, 0, length) != 0)) {
     if (fd >= 0) close(fd);
-    device->memory.refund(size);
+    if (device) device->memory.refund(size);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   CUmemAllocationProp granted = properties;
   granted.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // there is none here
-  auto memory = std::make_shared<PhysicalMemory>(fd, size, device->ordinal, granted, true);
+  auto memory =
+      std::make_shared<PhysicalMemory>(fd, size, device ? device->ordinal : kOnHost, granted, true);
   std::lock_guard lock(mutex_);
   handle = next_handle_++;
   handles_[handle] = {std::move(memory), 1};
@@ -249,8 +257,9 @@ CUresult VirtualMemory::map(uint64_t address, uint64_t size, uint64_t offset, ui
     mmap(pointer(address), size, PROT_NONE, kEmptyFlags | MAP_FIXED, -1, 0);
     return CUDA_ERROR_MAP_FAILED;
   }
-  Allocations::instance().add(
-      {address, size, AllocationKind::kMapped, memory->device, nullptr, 0, handle});
+  // The host's has no device of its own: it is told apart by its properties.
+  const int device = memory->device == kOnHost ? 0 : memory->device;
+  Allocations::instance().add({address, size, AllocationKind::kMapped, device, nullptr, 0, handle});
   mappings_[address] = {size, handle, memory, 0, 0};
   return CUDA_SUCCESS;
 }

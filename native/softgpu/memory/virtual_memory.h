@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The virtual memory API: reserved address ranges, physical allocations (memfds, charged to their
-// device) and the mappings that join them. Called by api/virtual_memory.cc. A physical allocation
+// device, or of a NUMA node of the host) and the mappings that join them. Called by api/virtual_memory.cc. A physical allocation
 // lives until its handles are released and its mappings undone, whichever comes last.
 #pragma once
 
@@ -13,6 +13,9 @@
 #include "abi/cuda_driver.h"
 
 namespace sluice::softgpu {
+
+// The device of memory that is the host's.
+constexpr int kOnHost = -1;
 
 struct PhysicalMemory {
   PhysicalMemory(int fd, uint64_t size, int device, const CUmemAllocationProp& properties,
