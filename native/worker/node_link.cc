@@ -19,7 +19,6 @@ using wire::LinkMessageKind;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kOpenNs = 10 * kSecond, kLookNs = 2 * kSecond;
 constexpr uint64_t kOpenPauseNs = 1'000'000;
-constexpr uint32_t kSilentMs = 10'000;  // the other side says something every 2 s
 constexpr auto kAnswer = std::chrono::seconds(15), kLook = std::chrono::seconds(2);
 constexpr auto kAgain = std::chrono::milliseconds(200);
 // At least, whatever sessions have: a link has no other way to go on.
@@ -58,13 +57,13 @@ channel::ResumableStream* NodeLink::stream() {
   ResumableStream::Terms terms{std::max(plan.network_grace_seconds, kGraceSeconds) * kSecond,
                                std::max(plan.closed_grace_seconds, kClosedGraceSeconds) * kSecond};
   terms.most_lent = (Staging::kPieces - 2) * Staging::kPieceBytes;
-  terms.silent_ns = int64_t{kSilentMs} * 1'000'000;
+  terms.silent_ns = channel::kSilentNs;
   stream_ = std::make_unique<ResumableStream>(
       std::make_unique<ResumableStream::Connection>(-1, std::make_unique<NoStream>()), terms);
   stream_->on_connection = [](int socket) {
     channel::keep_alive(socket, {.idle = 5, .interval = 3, .probes = 3});
   };
-  stream_->look(kSilentMs);  // that there is no connection yet is a break
+  stream_->look(channel::kSilentMs);  // that there is no connection yet is a break
   return stream_.get();
 }
 
@@ -150,7 +149,8 @@ void NodeLink::look_after() {
       changed_.wait_for(lock, kLook, [this] { return over_; });
     }
     lock.unlock();
-    if (stream()->look(kSilentMs)) return lose("its connection broke, and none followed in time");
+    if (stream()->look(channel::kSilentMs))
+      return lose("its connection broke, and none followed in time");
   }
 }
 
