@@ -107,6 +107,12 @@ bool send_parts(int socket, iovec* parts, int count);
 // under way, and the kernel itself sends such bytes again for a quarter of an hour. One whose
 // process does not read still acknowledges.
 bool unheard_of(int socket, uint32_t milliseconds);
+// Of a connection that another may follow: so long without an acknowledgement of what was sent, or
+// where the other side never stands still without a word of it, is a break. Both sides of a session
+// say something every five seconds, those of a link every two; who looks every five finds it within
+// 15 (docs/protocol.md, "When a connection breaks").
+inline constexpr uint32_t kSilentMs = 10'000;
+inline constexpr int64_t kSilentNs = int64_t{kSilentMs} * 1'000'000;
 // Has the kernel ask after so many idle seconds whether the other end is there, again after
 // `interval`, and take so many unanswered `probes` for its end; small writes go at once.
 struct KeepAlive {

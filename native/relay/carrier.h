@@ -35,8 +35,8 @@ class Carrier {
   std::atomic<uint64_t> bytes_in_{0}, bytes_out_{0};
 };
 
-// How long a node may acknowledge nothing: of a session that ends with its connection, and of one
-// that another connection may follow.
-inline constexpr uint32_t kUnheardMs = 60'000, kSilentMs = 10'000;
+// How long a node may acknowledge nothing where the session ends with its connection; where another
+// may follow it is channel::kSilentMs.
+inline constexpr uint32_t kUnheardMs = 60'000;
 
 }  // namespace sluice::relay

@@ -172,7 +172,7 @@ void Pump::look() {
   if (s < 0 || through()) return;
   slot_.header().node_round_trip_us.store(channel::round_trip_us(s), std::memory_order_relaxed);
   if (link_ != 0) {
-    if (channel::unheard_of(s, kSilentMs)) lose();
+    if (channel::unheard_of(s, channel::kSilentMs)) lose();
   } else if (channel::unheard_of(s, kUnheardMs)) {
     end({EndCause::kNodeLost, node_ + " has not answered for a minute: the connection is given up"},
         kUnknown);

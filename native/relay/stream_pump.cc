@@ -99,7 +99,7 @@ void StreamPump::end(const process::End& why, uint32_t /*error*/) {
 
 void StreamPump::look() {
   if (node_socket_ < 0 || over_) return;
-  if (channel::unheard_of(node_socket_, lost_ ? kSilentMs : kUnheardMs))
+  if (channel::unheard_of(node_socket_, lost_ ? channel::kSilentMs : kUnheardMs))
     shutdown(node_socket_, SHUT_RDWR);
 }
 

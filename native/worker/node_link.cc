@@ -19,7 +19,6 @@ using wire::LinkMessageKind;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kOpenNs = 10 * kSecond, kLookNs = 2 * kSecond;
 constexpr uint64_t kOpenPauseNs = 1'000'000;
-constexpr uint32_t kSilentMs = 10'000;  // the other side says something every 2 s
 constexpr auto kAnswer = std::chrono::seconds(15), kLook = std::chrono::seconds(2);
 constexpr auto kAgain = std::chrono::milliseconds(200);
 // At least, whatever sessions have: a link has no other way to go on.
@@ -58,13 +57,13 @@ channel::ResumableStream* NodeLink::stream() {
   ResumableStream::Terms terms{std::max(plan.network_grace_seconds, kGraceSeconds) * kSecond,
                                std::max(plan.closed_grace_seconds, kClosedGraceSeconds) * kSecond};
   terms.most_lent = (Staging::kPieces - 2) * Staging::kPieceBytes;
-  terms.silent_ns = int64_t{kSilentMs} * 1'000'000;
+  terms.silent_ns = channel::kSilentNs;
   stream_ = std::make_unique<ResumableStream>(
       std::make_unique<ResumableStream::Connection>(-1, std::make_unique<NoStream>()), terms);
   stream_->on_connection = [](int socket) {
     channel::keep_alive(socket, {.idle = 5, .interval = 3, .probes = 3});
   };
-  stream_->look(kSilentMs);  // that there is no connection yet is a break
+  stream_->look(channel::kSilentMs);  // that there is no connection yet is a break
   return stream_.get();
 }
 
@@ -150,7 +149,8 @@ void NodeLink::look_after() {
       changed_.wait_for(lock, kLook, [this] { return over_; });
     }
     lock.unlock();
-    if (stream()->look(kSilentMs)) return lose("its connection broke, and none followed in time");
+    if (stream()->look(channel::kSilentMs))
+      return lose("its connection broke, and none followed in time");
   }
 }
 
@@ -235,7 +235,7 @@ void NodeLink::gpu_failed(CUresult error) {
 // ---- transfers
 
 CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device, CUstream stream,
-                         CUevent event) {
+                         CUevent event, CUresult prepared) {
   const auto t = std::make_shared<Transfer>();
   t->end = end;
   t->of = of;
@@ -253,41 +253,64 @@ CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device,
       const bool damaged = end == End::kReceives && (!waits || given_up_);
       lock.unlock();
       if (damaged) incomplete();
-      return CUDA_SUCCESS;
+      return prepared;
     }
-    if (end == End::kSends) t->ready = early_.erase(of.transfer) > 0;
+    if (end == End::kSends)
+      if (const auto said = early_.extract(of.transfer)) {
+        if (!said.mapped()) return prepared;
+        t->ready = true;
+      }
     if (end == End::kReceives || !t->is_event()) {
       t->word = free_words_.front();
       free_words_.pop_front();
       t->value = ++word_values_[t->word];
+      t->holds_word = true;
     }
     transfers_[of.transfer] = t;
   }
-  const CUresult e = issue(*t, stream, event);
-  if (e == CUDA_SUCCESS) return e;
+  const CUresult e = prepared == CUDA_SUCCESS ? issue(*t, stream, event) : prepared;
   std::lock_guard lock(mutex_);
-  release(*t);
-  transfers_.erase(of.transfer);
+  if (const auto it = transfers_.find(of.transfer); it == transfers_.end() || it->second != t)
+    return e;  // the link is over, or the peer has refused it
+  if (e != CUDA_SUCCESS) return refuse(t), e;
+  t->begun = true;
+  t->reached |= end == End::kReceives && t->is_event();  // which is asked for at once
+  go_on(t);
   return e;
 }
 
-CUresult NodeLink::issue(Transfer& t, CUstream stream, CUevent event) {
+CUresult NodeLink::issue(const Transfer& t, CUstream stream, CUevent event) {
   const Driver& d = session_.driver;
   const bool sends = t.end == End::kSends;
-  if (t.is_event() && !sends) {
-    std::lock_guard lock(mutex_);
-    t.reached = true;
-    to_say_.push_back({LinkMessageKind::kReady, 0, t.of.transfer});
-    changed_.notify_all();
-  } else {
-    if (t.is_event())
-      if (const CUresult e = d.cuStreamWaitEvent(stream, event, 0); e != CUDA_SUCCESS) return e;
-    if (const CUresult e = tell(stream, &NodeLink::reached, t.of.transfer); e != CUDA_SUCCESS)
-      return e;
-    if (t.is_event()) return CUDA_SUCCESS;
-  }
+  const bool tells_event = t.is_event() && sends, awaits_event = t.is_event() && !sends;
+  CUresult e = tells_event ? d.cuStreamWaitEvent(stream, event, 0) : CUDA_SUCCESS;
+  if (e == CUDA_SUCCESS && !awaits_event) e = tell(stream, &NodeLink::reached, t.of.transfer);
+  if (e != CUDA_SUCCESS || tells_event) return e;
   return d.cuStreamWaitValue64_v2(stream, words_at_ + t.word * sizeof(uint64_t), t.value,
                                   CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+// Once this end has begun and its stream has come to it; the sender's, once the receiver is ready.
+void NodeLink::go_on(const Known& t) {
+  if (!t->begun || !t->reached) return;
+  if (t->end == End::kReceives) {
+    t->ready = true;
+    to_say_.push_back({LinkMessageKind::kReady, 0, t->of.transfer});
+  } else if (t->ready) {
+    to_send_.push_back(t);
+  }
+  changed_.notify_all();
+}
+
+// The receiver says this or that it is ready, whatever the sender does; the sender only to a
+// receiver that is ready, and knows the transfer until then.
+void NodeLink::refuse(const Known& t) {
+  release(*t);
+  t->refused = true;
+  if (t->end == End::kSends && !t->ready) return;
+  to_say_.push_back({LinkMessageKind::kRefused, 0, t->of.transfer});
+  transfers_.erase(t->of.transfer);
+  changed_.notify_all();
 }
 
 namespace {
@@ -315,13 +338,8 @@ void NodeLink::reached(uint64_t transfer) {
   std::lock_guard lock(mutex_);
   const auto it = transfers_.find(transfer);
   if (it == transfers_.end()) return;
-  const Known& t = it->second;
-  t->reached = true;
-  if (t->end == End::kReceives)
-    to_say_.push_back({LinkMessageKind::kReady, 0, transfer});
-  else if (t->ready)
-    to_send_.push_back(t);
-  changed_.notify_all();
+  it->second->reached = true;
+  go_on(it->second);
 }
 
 void NodeLink::landed(uint64_t transfer) {
@@ -347,10 +365,9 @@ NodeLink::Known NodeLink::find(uint64_t transfer, End end) {
 
 // Its word may be another's at once: that one waits for more.
 void NodeLink::release(Transfer& t) {
-  if (t.value == 0) return;
+  if (!std::exchange(t.holds_word, false)) return;
   words_[t.word].store(t.value, std::memory_order_release);
   free_words_.push_back(t.word);
-  t.value = 0;
 }
 
 void NodeLink::finish(const Known& t) {
@@ -373,7 +390,10 @@ bool NodeLink::take(const wire::LinkMessage& m) {
     return broken("sent bytes with a message that has none");
   switch (m.kind) {
     case LinkMessageKind::kReady:
-      return take_ready(m.transfer);
+      return take_receivers(m.transfer, true);
+    case LinkMessageKind::kRefused:
+      return find(m.transfer, End::kReceives) ? take_senders_refusal(m.transfer)
+                                              : take_receivers(m.transfer, false);
     case LinkMessageKind::kData:
       return take_data(m.transfer, m.bytes);
     case LinkMessageKind::kArrived: {
@@ -395,23 +415,38 @@ bool NodeLink::take(const wire::LinkMessage& m) {
   return broken("says what no worker says");
 }
 
-bool NodeLink::take_ready(uint64_t transfer) {
+// That it is ready, or never will be.
+bool NodeLink::take_receivers(uint64_t transfer, bool ready) {
   std::unique_lock lock(mutex_);
   const auto it = transfers_.find(transfer);
   bool good;
   if (it == transfers_.end()) {
-    good = early_.size() < kMostTransfers && early_.insert(transfer).second;
+    good = early_.size() < kMostTransfers && early_.try_emplace(transfer, ready).second;
   } else {
-    Transfer& t = *it->second;
-    good = t.end == End::kSends && !t.ready;
-    t.ready |= good;
-    if (good && t.reached) {
-      to_send_.push_back(it->second);
+    const Known t = it->second;
+    good = t->end == End::kSends && !t->ready;
+    if (good && !ready) {  // the error is the other node's
+      release(*t);
+      transfers_.erase(it);
       changed_.notify_all();
+    } else if (good) {
+      t->ready = true;
+      t->refused ? refuse(t) : go_on(t);
     }
   }
   lock.unlock();
-  return good || broken("is ready for a transfer twice, or for too many");
+  return good || broken(ready ? "is ready for a transfer twice, or for too many"
+                              : "refuses a transfer twice, or too many");
+}
+
+// In place of the first byte, or of the event. The stream that waited goes on too early.
+bool NodeLink::take_senders_refusal(uint64_t transfer) {
+  const Known t = find(transfer, End::kReceives);
+  if (!t || !t->ready || t->done != 0)
+    return broken("refuses a transfer that has begun, or that nobody is ready for");
+  incomplete();
+  finish(t);
+  return true;
 }
 
 }  // namespace sluice::worker

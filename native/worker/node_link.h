@@ -25,7 +25,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 
 #include "channel/resumable_stream.h"
@@ -55,10 +54,12 @@ class NodeLink {
   void given_up();
 
   // An end of a transfer, of which the range and the stream have been checked and the context is
-  // current; may wait for room. kSends with `event` set and no rows: it is the event's.
+  // current; may wait for room. kSends with `event` set and no rows: it is the event's. `prepared`:
+  // what the driver said to what the stream was to be given before. Where that or what it says here
+  // is an error, which is returned, the peer is told that the transfer does not begin.
   enum class End { kSends, kReceives };
   CUresult begin(End end, const wire::NodeTransfer& transfer, uint32_t device, CUstream stream,
-                 CUevent event);
+                 CUevent event, CUresult prepared);
   // Whether a transfer with this number is under way here.
   bool knows(uint64_t transfer);
 
@@ -74,12 +75,15 @@ class NodeLink {
   struct Transfer {
     End end;
     wire::NodeTransfer of;
-    uint32_t device = 0;               // whose memory it is
-    uint32_t word = 0;                 // of the stream that waits
-    uint64_t value = 0;                // that it waits for; 0: none does
-    std::atomic<uint64_t> done{0};     // bytes that were sent, or have come
-    std::atomic<bool> reached{false};  // by the stream
-    bool ready = false;                // the receiver is, as the sender was told
+    uint32_t device = 0;  // whose memory it is
+    uint32_t word = 0;    // of the stream that waits
+    uint64_t value = 0;   // that it waits for; 0: none does
+    bool holds_word = false;
+    std::atomic<uint64_t> done{0};   // bytes that were sent, or have come
+    std::atomic<bool> ready{false};  // the receiver is, as the sender was told
+    bool begun = false;              // the driver has taken all work for it
+    bool refused = false;            // or not: the receiver, once ready, is told
+    bool reached = false;            // by the stream
     bool is_event() const { return of.rows == 0; }
     uint64_t bytes() const { return of.width * of.rows; }
   };
@@ -93,7 +97,9 @@ class NodeLink {
   void incomplete();
   void gpu_failed(CUresult error);
 
-  CUresult issue(Transfer& t, CUstream stream, CUevent event);
+  CUresult issue(const Transfer& t, CUstream stream, CUevent event);
+  void go_on(const Known& t);   // mutex_ held
+  void refuse(const Known& t);  // mutex_ held
   CUresult tell(CUstream stream, void (NodeLink::*what)(uint64_t), uint64_t transfer);
   void reached(uint64_t transfer);
   void landed(uint64_t transfer);
@@ -103,7 +109,8 @@ class NodeLink {
 
   bool broken(const std::string& what);
   bool take(const wire::LinkMessage& message);
-  bool take_ready(uint64_t transfer);
+  bool take_receivers(uint64_t transfer, bool ready);
+  bool take_senders_refusal(uint64_t transfer);
 
   // node_link_copies.cc
   void write_all();
@@ -138,7 +145,8 @@ class NodeLink {
   std::string why_;
   bool answered_ = false;  // what was asked of the server
   std::map<uint64_t, Known> transfers_;
-  std::set<uint64_t> early_;  // the receiver is ready, and the client has not told this side yet
+  // What receivers said of transfers of which the client has not told this side yet: whether ready.
+  std::map<uint64_t, bool> early_;
   std::deque<wire::LinkMessage> to_say_;
   std::deque<Known> to_send_;
   std::deque<uint32_t> free_words_;

@@ -176,7 +176,7 @@ Staging::Piece NodeLink::piece_for_data() {
 
 bool NodeLink::take_data(uint64_t transfer, uint32_t bytes) {
   const Known t = find(transfer, End::kReceives);
-  if (!t || t->is_event() || !t->reached) return broken("sends a copy that nobody is ready for");
+  if (!t || t->is_event() || !t->ready) return broken("sends a copy that nobody is ready for");
   const uint64_t at = t->done;
   if (bytes == 0 || bytes > Staging::kPieceBytes || bytes > t->bytes() - at ||
       !is_rectangle(t->of, at, bytes))

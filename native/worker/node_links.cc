@@ -70,17 +70,17 @@ CUresult order(Session& s, Vgpu& v, CUevent event, CUstream before, CUstream aft
 CUresult begin(Session& s, NodeLink& link, NodeLink::End end, const wire::NodeTransfer& t, Vgpu& v,
                uint32_t memory, CUstream stream, CUevent event) {
   v.gate->followed(stream);
-  if (t.whole_device == 0) return link.begin(end, t, memory, stream, event);
-  CUevent order_event;
+  if (t.whole_device == 0) return link.begin(end, t, memory, stream, event, CUDA_SUCCESS);
+  CUevent order_event = nullptr;
   CUresult e = s.driver.cuEventCreate(&order_event, CU_EVENT_DISABLE_TIMING);
-  if (e != CUDA_SUCCESS) return e;
-  e = for_streams_apart(s, v,
-                        [&](CUstream other) { return order(s, v, order_event, other, stream); });
-  if (e == CUDA_SUCCESS) e = link.begin(end, t, memory, stream, event);
+  if (e == CUDA_SUCCESS)
+    e = for_streams_apart(s, v,
+                          [&](CUstream other) { return order(s, v, order_event, other, stream); });
+  e = link.begin(end, t, memory, stream, event, e);
   if (e == CUDA_SUCCESS)
     e = for_streams_apart(s, v,
                           [&](CUstream other) { return order(s, v, order_event, stream, other); });
-  s.driver.cuEventDestroy_v2(order_event);
+  if (order_event) s.driver.cuEventDestroy_v2(order_event);
   return e;
 }
 

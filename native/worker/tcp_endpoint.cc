@@ -31,7 +31,6 @@ constexpr size_t kReadInBulk = 4 << 10;
 constexpr size_t kAhead = 2;              // bulk frames for which there is a place already
 constexpr size_t kMostAhead = 16 << 20;   // more than a client's kernel keeps for it
 constexpr uint32_t kUnheardMs = 180'000;  // as long as keep-alive takes
-constexpr uint32_t kSilentMs = 10'000;    // where another connection may follow
 
 class TcpEndpoint : public Endpoint {
  public:
@@ -86,7 +85,8 @@ class TcpEndpoint : public Endpoint {
   int connection() const override { return resumable_ ? -1 : socket_; }
   bool lost() override {
     let_removed_device_go();
-    return resumable_ ? resumable_->look(kSilentMs) : channel::unheard_of(socket_, kUnheardMs);
+    return resumable_ ? resumable_->look(channel::kSilentMs)
+                      : channel::unheard_of(socket_, kUnheardMs);
   }
   bool closed_by_client() override { return resumable_ && resumable_->was_closed(); }
   bool resumable() const override { return resumable_ != nullptr; }

@@ -7,10 +7,12 @@
 // sent, in either direction, and all of a direction's together no faster than GBIT_S (0: as fast as
 // this host is). One thread for each direction passes on what all connections have, and spins while
 // there is traffic, so the delay is exact to a few microseconds where there are processors enough,
-// and who sends wakes nobody, as with a real adapter. (A thread for each connection, which naps
-// when it has nothing to do, costs the programs a third of their speed on a virtual machine of 16
-// cores: each nap sets a timer of the hypervisor.) What is not imitated: losses, and the time that
-// a connection takes to open. Prints a line when it listens, and ends with its standard input.
+// and who sends wakes nobody, as with a real adapter. What an idle session says each second is no
+// traffic: behind that it sleeps again at once, so that others can be measured meanwhile. (A thread
+// for each connection, which naps when it has nothing to do, costs the programs a third of their
+// speed on a virtual machine of 16 cores: each nap sets a timer of the hypervisor.) What is not
+// imitated: losses, and the time that a connection takes to open. Prints a line when it listens,
+// and ends with its standard input.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -37,6 +39,7 @@ namespace {
 constexpr size_t kPieceBytes = 256 << 10;
 constexpr size_t kMostUnderWay = 64 << 20;  // bytes of a direction of a connection
 constexpr int64_t kSpinsNs = 200'000'000;  // after the last byte; then it sleeps until there is one
+constexpr int64_t kSpinsForOneNs = 2'000'000;  // … after one that came so long after the one before
 constexpr int kMostEvents = 64;
 
 int64_t now_ns() {
@@ -157,10 +160,13 @@ class Wire {
   }
 
   [[noreturn]] void run() {
-    int64_t busy_at = now_ns();
+    int64_t busy_at = now_ns(), spins = kSpinsNs;
     for (;;) {
       bool moved = false, waits = false;
-      look(now_ns() - busy_at > kSpinsNs ? -1 : 0);
+      const int64_t idle_at = now_ns();
+      const bool sleeps = idle_at - busy_at > spins;
+      look(sleeps ? -1 : 0);
+      if (sleeps) spins = now_ns() - idle_at > kSpinsNs ? kSpinsForOneNs : kSpinsNs;
       {
         std::lock_guard lock(mutex_);
         for (auto flow = flows_.begin(); flow != flows_.end();) {

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tenants of one GPU as processes: started side by side, held at a barrier, asked what they did.
 
-Used by neighbours.py, shares.py and torch_shares.py. A tenant is a program that prints one JSON
-object when it is ready to work, and then answers each line of standard input (a JSON object with
-`begin` and `end`, seconds of CLOCK_MONOTONIC, which all processes share) with another; it ends when
-its input does. Other lines that it prints are not for us. Also here: what else the machine does
-meanwhile, as a window in which another process starts is none to compare.
+Used by neighbours.py, shares.py and torch_shares.py, and where they take turns by turns.py. A
+tenant is a program that prints one JSON object when it is ready to work, and then answers each line
+of standard input (a JSON object: of window() with `begin` and `end`, seconds of CLOCK_MONOTONIC,
+which all processes share) with another; it ends when its input does. Other lines that it prints are
+not for us. Also here: what else the machine does meanwhile, as a window in which another process
+starts is none to compare.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 """Framework workloads in this process: for each, warm up, measure, print one line of JSON.
 
     python tests/gpu/workloads.py NAME [NAME ...] [--share-of-steps 0.5]
+    python tests/gpu/workloads.py NAME [NAME ...] --when-told
 
 Run natively or with Sluice's libraries preloaded; run_workloads.py does both in turn and compares.
 The line has `rate` (in `unit`), `round_trips` and `commands` for each step (null natively), the
@@ -10,6 +11,10 @@ the model's way to the device, the first steps), a
 `checksum` of the result, the seconds of CPU that a step took here, and the seconds that import, the
 first kernel and the warm-up took. Models
 have random weights from a fixed seed, so nothing is downloaded.
+
+With --when-told it is a tenant (tenants.py): it warms all of them up, says that it is ready, and
+does for each line of its input, {"name": NAME, "lead": SECONDS, "seconds": SECONDS}, steps of that
+one, which it measures once `lead` is over and whose line it prints. Each phase has a step or more.
 """
 
 from __future__ import annotations
@@ -20,8 +25,10 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from tenants import say, tasks
 
 START = time.perf_counter()
 
@@ -161,41 +168,59 @@ WORKLOADS: dict[str, tuple[Callable[..., Any], int, int]] = {
 }
 
 
-def measure(torch: Any, name: str, share: float) -> dict[str, Any]:
-    """Run one workload."""
-    build, warmup, steps = WORKLOADS[name]
-    steps = max(1, round(steps * share))
-    torch.manual_seed(0)
-    first = counters()
-    begun = time.perf_counter()
-    step, unit, count = build(torch)
-    for _ in range(warmup):
-        result = step()
-    torch.cuda.synchronize()
-    warm = time.perf_counter() - begun
-    before = counters()
-    begun, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        result = step()
-    torch.cuda.synchronize()
-    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    after = counters()
-    line: dict[str, Any] = {
-        "name": name,
-        "rate": count * steps / seconds,
-        "unit": unit,
-        "commands": None,
-        "round_trips": None,
-        "set_up_trips": None,
-        "cpu_s": cpu / steps,
-        "warmup_s": warm,
-        "checksum": float(torch.as_tensor(result).detach().double().sum()),
-    }
-    if first and before and after:
-        line["set_up_trips"] = before[1] - first[1]
-        line["commands"] = (after[0] - before[0]) / steps
-        line["round_trips"] = (after[1] - before[1]) / steps
-    return line
+class Warm:
+    """A workload that is made and warm."""
+
+    def __init__(self, torch: Any, name: str) -> None:
+        self._torch, self._name = torch, name
+        build, warmup, self.steps = WORKLOADS[name]
+        torch.manual_seed(0)
+        first = counters()
+        begun = time.perf_counter()
+        self._step, self._unit, self._count = build(torch)
+        for _ in range(warmup):
+            self._step()
+        torch.cuda.synchronize()
+        self._warmup_s = time.perf_counter() - begun
+        now = counters()
+        self._set_up_trips = now[1] - first[1] if first and now else None
+
+    def measure(self, steps: int, seconds: float = 0.0) -> dict[str, Any]:
+        """The line of so many steps, and of as many more as begin within so many seconds."""
+        done = 0
+        before = counters()
+        begun, cpu = time.perf_counter(), time.process_time()
+        while done < steps or time.perf_counter() - begun < seconds:
+            result = self._step()
+            done += 1
+        self._torch.cuda.synchronize()
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        after = counters()
+        line: dict[str, Any] = {
+            "name": self._name,
+            "rate": self._count * done / seconds,
+            "unit": self._unit,
+            "commands": None,
+            "round_trips": None,
+            "set_up_trips": self._set_up_trips,
+            "cpu_s": cpu / done,
+            "warmup_s": self._warmup_s,
+            "checksum": float(self._torch.as_tensor(result).detach().double().sum()),
+        }
+        if before and after:
+            line["commands"] = (after[0] - before[0]) / done
+            line["round_trips"] = (after[1] - before[1]) / done
+        return line
+
+
+def measure_when_told(torch: Any, names: Sequence[str], of_process: dict[str, Any]) -> None:
+    """Until the input ends."""
+    warm = {name: Warm(torch, name) for name in names}
+    say({"ready": list(warm)})
+    for task in tasks():
+        one = warm[task["name"]]
+        one.measure(1, task["lead"])
+        say(one.measure(1, task["seconds"]) | of_process)
 
 
 def main() -> int:
@@ -203,6 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Framework workloads, a line of JSON for each.")
     parser.add_argument("names", nargs="+", choices=sorted(WORKLOADS))
     parser.add_argument("--share-of-steps", type=float, default=1.0)
+    parser.add_argument("--when-told", action="store_true", help="by lines of standard input")
     options = parser.parse_args()
     import torch
 
@@ -215,9 +241,14 @@ def main() -> int:
         "first_kernel_s": first,
         "start_trips": started[1] if started else None,
     }
+    if options.when_told:
+        measure_when_told(torch, options.names, of_process)
+        return 0
     for name in options.names:
-        line = measure(torch, name, options.share_of_steps)
-        print(json.dumps(line | of_process), flush=True)
+        one = Warm(torch, name)
+        steps = max(1, round(one.steps * options.share_of_steps))
+        print(json.dumps(one.measure(steps) | of_process), flush=True)
+        del one
         gc.collect()
         torch.cuda.empty_cache()
     return 0

@@ -176,6 +176,16 @@ def test_numbers_that_a_node_is_ready_for_are_bounded(
     assert copier.do("use 0") == "0"
 
 
+def test_what_the_other_device_captures_forbids_a_copy_in_the_default_stream(
+    copier: Told,
+) -> None:
+    """Its end there would wait for a stream that captures; the other one waited for it for ever."""
+    assert copier.do("legacy 0 1") == "906"  # would implicitly wait for a stream that captures
+    assert copier.do("legacy 1 0") == "906"
+    for what in ("use 0", "use 1", "copy 0 1", "copy 1 0"):
+        assert copier.do(what) == "0", what
+
+
 def test_a_copy_that_never_comes_is_an_error_of_its_target(
     nodes: tuple[ControlPlane, ControlPlane, BreakingNetwork],
     copier: Told,

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kAnswerAgainSeconds = 10;
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kSilentSeconds = 10;  // a worker says something every 5
 constexpr size_t kHearAfter = 512 << 10;
 constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 
@@ -48,7 +47,7 @@ NewConnection prove_by(const Dial& dial, const SessionProof& session,
 channel::ResumableStream::Terms terms_of(uint32_t grace_seconds) {
   channel::expect_the_end();
   channel::ResumableStream::Terms terms{grace_seconds * kSecond, grace_seconds * kSecond};
-  terms.silent_ns = kSilentSeconds * kSecond;
+  terms.silent_ns = channel::kSilentNs;
   terms.hear_after = kHearAfter;
   terms.looks_ns = channel::kLooksForAnswer;
   return terms;

@@ -27,8 +27,6 @@ constexpr size_t kBulkAnswer = 1 << 20;  // deserves connections of its own
 thread_local const void* t_lends = nullptr;
 constexpr auto kLookEvery = std::chrono::seconds(5);
 constexpr uint32_t kUnheardMs = 60'000;
-// Of a connection that can be replaced: with kLookEvery, what a dead peer takes to be noticed.
-constexpr uint32_t kSilentMs = 10'000;
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 constexpr auto kLongestPause = std::chrono::milliseconds(1600);
 }  // namespace
@@ -235,7 +233,7 @@ void StreamChannel::watch_resumable() {
       open_subflows(epoch);
     else {
       if (look_) look_(resumable_);
-      resumable_->look(kSilentMs);
+      resumable_->look(channel::kSilentMs);
     }
 }
 
@@ -250,7 +248,7 @@ void StreamChannel::resume() {
   log_line(LogLevel::kInfo, "the connection to the session's node broke; making another");
   std::string why;
   auto pause = kFirstPause;
-  while (!resumable_->look(kSilentMs)) {
+  while (!resumable_->look(channel::kSilentMs)) {
     const Resumed done = again_(resumable_, &why);
     if (done == Resumed::kYes)
       return log_line(LogLevel::kInfo, "the session goes on over another connection");

@@ -93,11 +93,12 @@ CUresult send_pair(Session* s, const Stream* sending, wire::NodeTransfer sends, 
 }
 
 // The stream of the end that the program's own stream is not of. In the legacy stream a copy comes
-// behind whatever either device was given, and before what either gets then.
+// behind whatever either device was given, and before what either gets then: not while a blocking
+// stream of either captures.
 CUresult other_end(Session* s, Stream* stream, Device* d, Stream** where) {
   if (stream->wire_id != 0) return crossing_stream(s, d, where);
   *where = &d->legacy;
-  return CUDA_SUCCESS;
+  return s->captures.work(*where);
 }
 
 // From one node's memory to another's, straight, where the stream is of either. Nobody waits.

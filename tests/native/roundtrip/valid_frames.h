@@ -51,8 +51,9 @@ class FurnishedRig : public WorkerRig {
   uint64_t address() { return session().vgpus[0]->window_begin; }  // kMappedBytes are backed
   // kStreamId captures into kCaptureId from now on.
   void begin_capture();
-  void complete_link();  // kLinkId
-  void connect_node();   // kOtherNode
+  void complete_link();                           // kLinkId
+  void connect_node();                            // kOtherNode
+  int other_node() const { return other_node_; }  // its end of the link
   uint64_t opened() {
     return address() + kMappedBytes + (8 << 20);
   }  // one slab of another session's
@@ -62,7 +63,7 @@ class FurnishedRig : public WorkerRig {
   template <class T>
   void send(uint16_t function, bool answered, const T& body, const std::string& tail = "");
 
-  int other_node_ = -1;  // its end of the link
+  int other_node_ = -1;
 };
 
 struct ValidFrame {

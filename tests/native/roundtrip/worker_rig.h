@@ -4,6 +4,7 @@
 // the tests of hostile frames and the fuzzer. One at a time, as the recording driver is one.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -39,7 +40,7 @@ class RigEndpoint : public worker::Endpoint {
              const std::shared_ptr<const void>&) override {}
   uint32_t lane_count() const override { return 64; }
   size_t reply_limit() const override { return kReplyLimit; }
-  void publish_error(uint32_t, bool) override {}
+  void publish_error(uint32_t error, bool) override { published = error; }
   bool publish_record(std::span<const std::byte> all, std::string*) override {
     record.assign(all.begin(), all.end());
     return true;
@@ -52,6 +53,7 @@ class RigEndpoint : public worker::Endpoint {
   uint64_t bytes_in() const override { return 0; }
 
   std::vector<std::byte> record;
+  std::atomic<uint32_t> published{0};  // the last error
 
  private:
   std::byte* arena_ = nullptr;

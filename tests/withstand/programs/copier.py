@@ -4,7 +4,8 @@
 `copy A B`: 64 KiB from the one device to the other, by the source's stream, and whether they are
 right. `wait A B`: B's stream waits for an event of A's. `hold A B`, `expect A B`: the same, but
 behind a gate on A that nobody opens, and not waited for. `use A`: all that A has is done. `read A`:
-some of its memory, which waits for neither stream.
+some of its memory, which waits for neither stream. `legacy A B`: as `copy`, by A's default stream
+while a stream of B captures that B's default stream would wait for.
 The CUresult of the first call that failed is printed, or 0; -1: the bytes are others.
 """
 
@@ -15,7 +16,8 @@ import sys
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 
 SIZE = 1 << 16
-NON_BLOCKING, DISABLE_TIMING, GEQ = 1, 2, 0
+BLOCKING, NON_BLOCKING, DISABLE_TIMING, GEQ = 0, 1, 2, 0
+RELAXED, INVALIDATED = 2, 901
 
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -90,6 +92,23 @@ def compare(one: Side, other: Side) -> int:
     return 0 if got.raw == bytes([one.value]) * SIZE else -1
 
 
+def copy_while_capturing(one: Side, other: Side) -> int:
+    """The copy's status."""
+    other.use()
+    stream, graph = c_void_p(), c_void_p()
+    good(cuda.cuStreamCreate(byref(stream), BLOCKING))
+    good(cuda.cuStreamBeginCapture_v2(stream, RELAXED))
+    one.use()
+    status: int = cuda.cuMemcpyPeerAsync(
+        other.memory, other.context, one.memory, one.context, c_size_t(SIZE), None
+    )
+    other.use()
+    if cuda.cuStreamEndCapture(stream, byref(graph)) != INVALIDATED:
+        return -1
+    good(cuda.cuStreamDestroy_v2(stream))
+    return status
+
+
 def do(sides: list[Side], what: str, numbers: list[int]) -> int:
     """One line's."""
     one, other = sides[numbers[0]], sides[numbers[-1]]
@@ -103,6 +122,8 @@ def do(sides: list[Side], what: str, numbers: list[int]) -> int:
         good(cuda.cuMemsetD8_v2(one.memory, 0, c_size_t(SIZE)))
         good(cuda.cuCtxSynchronize())
         return 0
+    if what == "legacy":
+        return copy_while_capturing(one, other)
     if what in ("hold", "expect"):
         one.close_gate()
     else:
