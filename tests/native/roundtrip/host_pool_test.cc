@@ -102,6 +102,8 @@ TEST_F(HostPools, AFreeIsInTheStreamsOrder) {
   EXPECT_EQ(get(CU_MEMPOOL_ATTR_USED_MEM_HIGH), 2 * kSlab);
 }
 
+TEST_F(HostPools, ATrimLeavesWhatIsToBeKept) { trims_leave_what_is_to_be_kept(); }
+
 TEST_F(HostPools, AnEventPassesMemoryOn) {
   const CUdeviceptr at = allocate(kSlab, a);
   use(at, a);

@@ -143,6 +143,8 @@ TEST_F(Pools, PlainFreeAndTrim) {
   EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 3 * kSlab);
 }
 
+TEST_F(Pools, ATrimLeavesWhatIsToBeKept) { trims_leave_what_is_to_be_kept(); }
+
 TEST_F(Pools, ADevicesPoolCanBeReplaced) {
   CUmemoryPool standard = nullptr, current = nullptr;
   ASSERT_EQ(cuDeviceGetDefaultMemPool(&standard, 0), CUDA_SUCCESS);

@@ -54,6 +54,19 @@ class PoolRoundTrip : public RoundTrip {
     EXPECT_EQ(cuMemPoolGetAttribute(of ? of : pool, which, &value), CUDA_SUCCESS);
     return value;
   }
+  // CUDA: "the pool will be guaranteed to have at least minBytesToKeep bytes reserved".
+  void trims_leave_what_is_to_be_kept() {
+    const CUdeviceptr at = allocate(3 * kSlab, a);
+    EXPECT_EQ(cuMemFree_v2(at), CUDA_SUCCESS);
+    for (const size_t keep : {4 * kSlab, 3 * kSlab, kSlab, size_t{1}}) {
+      EXPECT_EQ(cuMemPoolTrimTo(pool, keep), CUDA_SUCCESS);
+      EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 3 * kSlab) << keep;
+    }
+    EXPECT_EQ(allocate(3 * kSlab, a), at);
+    EXPECT_EQ(cuMemFree_v2(at), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemPoolTrimTo(pool, 0), CUDA_SUCCESS);
+    EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0u);
+  }
 
   CUmemoryPool pool = nullptr;
   CUstream a = nullptr, b = nullptr;
