@@ -239,7 +239,7 @@ def main() -> int:
     driver, native = gpu.find_driver(), gpu.native_environment()
     why = "this machine shows no NVIDIA GPU"
     if driver:
-        why = conformance.lacking()
+        why = conformance.lacking(sys.executable, native)
     devices = [] if why else conformance.gpus()[:RANKS]
     if not why and len(devices) < RANKS:
         why = "it needs two GPUs"
