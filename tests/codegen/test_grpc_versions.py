@@ -5,7 +5,10 @@ ask for no older library than it can be imported with. tests/releases import it 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 from .conftest import ROOT
 
@@ -61,3 +64,22 @@ def test_what_is_locked_is_in_the_bounds() -> None:
         assert lowest <= version(locked("protobuf", lock)) < beyond
         assert version(locked("grpcio", lock)) >= version(tools())
     assert version(locked("protobuf", "build-tools.txt"))[0] == lowest[0]
+
+
+def generate(out: Path) -> Path:
+    """The generator's stamp."""
+    script = ROOT / "controller" / "proto" / "generate.py"
+    subprocess.run([sys.executable, script, out], check=True, capture_output=True)
+    return out / "sluice" / "rpc" / ".generated"
+
+
+def test_what_other_tools_generated_is_generated_anew(tmp_path: Path) -> None:
+    stamp = generate(tmp_path)
+    code = stamp.with_name("pool_pb2.py")
+    whole = code.read_text()
+    code.write_text("kept")
+    generate(tmp_path)
+    assert code.read_text() == "kept", "nothing has changed"
+    stamp.write_text("1.66.0")
+    generate(tmp_path)
+    assert code.read_text() == whole
