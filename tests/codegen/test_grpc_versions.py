@@ -4,6 +4,7 @@ ask for no older library than it can be imported with. tests/releases import it 
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -64,6 +65,20 @@ def test_what_is_locked_is_in_the_bounds() -> None:
         assert lowest <= version(locked("protobuf", lock)) < beyond
         assert version(locked("grpcio", lock)) >= version(tools())
     assert version(locked("protobuf", "build-tools.txt"))[0] == lowest[0]
+
+
+def test_who_asks_for_the_client_of_etcd_asks_for_what_its_generated_code_takes() -> None:
+    files = importlib.metadata.files("etcd3aio") or []
+    code = "".join(file.read_text() for file in files if file.name.endswith(("_pb2.py", "grpc.py")))
+    grpcio = re.findall(r"^GRPC_GENERATED_VERSION = '([\d.]+)'", code, re.MULTILINE)
+    protobuf = re.findall(r"^# Protobuf Python Version: ([\d.]+)", code, re.MULTILINE)
+    assert grpcio
+    assert protobuf
+    for extra in ("etcd", "dev"):
+        said = of("grpcio", PROJECT["project"]["optional-dependencies"][extra])
+        assert version(said.removeprefix(">=")) >= max(map(version, grpcio))
+    said = of("protobuf", PROJECT["project"]["dependencies"])
+    assert version(said.removeprefix(">=").partition(",")[0]) >= max(map(version, protobuf))
 
 
 def generate(out: Path) -> Path:
