@@ -68,7 +68,7 @@ def pack_built(source: Path, tools: Path, work: Path, moment: int, built: Path) 
         environment = at(moment, tools)
         run([str(tools), "-m", "wheel", "unpack", "--dest", scratch, str(made)], environment)
         [tree] = Path(scratch).iterdir()
-        add_built(tree / "sluice", built)
+        add_built(tree / "sluice", built, tools)
         [information] = tree.glob("*.dist-info/WHEEL")
         text = information.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
         information.write_text(text)
@@ -80,12 +80,18 @@ def pack_built(source: Path, tools: Path, work: Path, moment: int, built: Path) 
     return wheel
 
 
-def add_built(package: Path, built: Path) -> None:
-    """Puts what a build generated and compiled into the package, as its install step would."""
-    generated = CHECKOUT / "python" / "sluice"
-    for name in ("rpc", "protocol"):
-        ignored = shutil.ignore_patterns("__pycache__", ".generated")
-        shutil.copytree(generated / name, package / name, ignore=ignored, dirs_exist_ok=True)
+def add_built(package: Path, built: Path, tools: Path) -> None:
+    """Puts what a build generated and compiled into the package, as its install step would.
+
+    gRPC code is generated anew: the checkout's is its own Python's, which may be a newer one than
+    the metadata ask for.
+    """
+    generator = CHECKOUT / "controller" / "proto" / "generate.py"
+    run([str(tools), str(generator), str(package.parent)])
+    (package / "rpc" / ".generated").unlink()
+    protocol = CHECKOUT / "python" / "sluice" / "protocol"
+    ignored = shutil.ignore_patterns("__pycache__", ".generated")
+    shutil.copytree(protocol, package / "protocol", ignore=ignored, dirs_exist_ok=True)
     settings = CHECKOUT / "guest_runtime" / "client_settings.py"
     shutil.copy(settings, package / "guest_runtime" / settings.name)
     (package / "native").mkdir(exist_ok=True)

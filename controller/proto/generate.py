@@ -2,13 +2,14 @@
 """Generates the package sluice.rpc from the .proto files beside this script and the kubelet's.
 
 Called by dev/python_layout.py for a checkout and by CMakeLists.txt here for a wheel. It owns
-<out>/sluice/rpc and writes it only when a .proto file is newer. grpcio-tools carries its own
-protoc, so nothing is fetched. Type stubs are written where mypy-protobuf is installed.
+<out>/sluice/rpc and writes it only when a .proto file is newer, or other grpcio-tools wrote it:
+what they generate asks for libraries of their age. grpcio-tools carries its own protoc, so nothing
+is fetched. Type stubs are written where mypy-protobuf is installed.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import shutil
 import sys
 import tempfile
@@ -25,9 +26,11 @@ def generate(out: Path) -> None:
     sources = [*sorted(PROTO_FOLDER.glob("*.proto")), *sorted(KUBELET_FOLDER.glob("*.proto"))]
     newest = max(path.stat().st_mtime for path in [*sources, Path(__file__)])
     stamp = package / ".generated"
-    if stamp.exists() and stamp.stat().st_mtime >= newest:
+    tools = tools_version()
+    fresh = stamp.exists() and stamp.stat().st_mtime >= newest
+    if fresh and tools in ("", stamp.read_text()):
         return
-    if importlib.util.find_spec("grpc_tools") is None:
+    if not tools:
         raise SystemExit(
             f"{sys.executable} has no grpcio-tools, which generates the gRPC code; "
             "install it with: pip install grpcio-tools"
@@ -54,7 +57,15 @@ def generate(out: Path) -> None:
         '"""Generated from controller/proto and kubernetes/proto; never edit."""\n'
     )
     (package / "py.typed").write_text("")
-    stamp.touch()
+    stamp.write_text(tools)
+
+
+def tools_version() -> str:
+    """The version of grpcio-tools; "" where this Python has none."""
+    try:
+        return importlib.metadata.version("grpcio-tools")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

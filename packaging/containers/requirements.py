@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what the project depends on, without the project: requirements.py pyproject.toml EXTRA…
 
-Called when images are built: a layer of its own, which is built anew only when these change.
+With --build it prints what the project is built with, where what is generated comes from. Called
+when images are built: a layer of its own, which is built anew only when these change.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from pathlib import Path
 
 def main() -> None:
     """One requirement a line, as pip reads it."""
-    project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
-    wanted = list(project["dependencies"])
-    for extra in sys.argv[2:]:
-        wanted += project["optional-dependencies"][extra]
+    path, *extras = sys.argv[1:]
+    told = tomllib.loads(Path(path).read_text())
+    if extras == ["--build"]:
+        wanted = told["build-system"]["requires"]
+    else:
+        wanted = list(told["project"]["dependencies"])
+        for extra in extras:
+            wanted += told["project"]["optional-dependencies"][extra]
     print("\n".join(wanted))
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the memory of suspended and moved sessions is, grant by grant, as their workers say.
 
-Part of sessions.suspending, which remembers what they say; read by sessions.residency. A worker
-that was taken over says what it likes, so nothing is more than its vGPUs have.
+And whose is on its way in, and takes the room from then on, though its workers say that it is out.
+Part of sessions.suspending, which remembers what workers say; sessions.residency reads it, and
+writes down whom the arbiter orders in. A worker that was taken over says what it likes, so nothing
+is more than its vGPUs have.
 """
 
 from __future__ import annotations
@@ -23,6 +25,19 @@ class MovedMemory:
         """`standing`: by session; it is the owner's, and changes."""
         self._sessions_of = sessions_of
         self._standing = standing
+        self._coming: Counter[str] = Counter()  # by grant: who has it come in, and is not done
+
+    def begin_coming(self, grant_id: str) -> None:
+        """A grant's memory is on its way in, until end_coming() is called as often."""
+        self._coming[grant_id] += 1
+
+    def end_coming(self, grant_id: str) -> None:
+        """It is in, or stays as it is."""
+        self._coming -= Counter([grant_id])
+
+    def is_coming(self, grant_id: str) -> bool:
+        """Whether a grant's memory is on its way in."""
+        return grant_id in self._coming
 
     def out_by_gpu(self, grant_id: str) -> dict[str, int]:
         """MiB of a grant that are in host memory, by the UUIDs of all its GPUs here."""

@@ -56,7 +56,6 @@ class Residency:
         self._controller = controller
         self.figures = MemoryFigures()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._coming: Counter[str] = Counter()  # orders to come in, by grant
         pages.memory_of = self.claim
         pages.asks_at_first = self.asks_at_first
         pages.settings_of_memory = self.settings
@@ -88,9 +87,9 @@ class Residency:
         """What a session's memory is to the arbiter; nothing: it is not counted."""
         if not self.counts(session):
             return {}
-        comes = session.grant_id in self._coming or self._suspensions.comes_back(session.grant_id)
-        out = {} if comes else self._suspensions.memory.out_by_gpu(session.grant_id)
-        away = self._suspensions.is_out(session.grant_id) and not comes
+        coming = self._suspensions.memory.is_coming(session.grant_id)
+        out = {} if coming else self._suspensions.memory.out_by_gpu(session.grant_id)
+        away = self._suspensions.is_out(session.grant_id) and not coming
         fields = {
             "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
             "away": str(int(away)),
@@ -155,7 +154,7 @@ class Residency:
     def order(self, message: Message) -> None:
         """Carries out a `move`."""
         if not message.number("out"):
-            self._coming[message.get("tenant")] += 1
+            self._suspensions.memory.begin_coming(message.get("tenant"))
         task = asyncio.create_task(self._carry_out(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -182,7 +181,7 @@ class Residency:
             why_not = f"its server failed: {problem}"
         finally:
             if not message.number("out"):
-                self._coming -= Counter([grant_id])
+                self._suspensions.memory.end_coming(grant_id)
         way = "to the host" if message.number("out") else "to the GPU"
         self._log(grant_id, way, before, time.monotonic() - began, why_not)
         self._answer(grant_id, why_not)

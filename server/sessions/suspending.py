@@ -67,7 +67,6 @@ class Suspensions:
         self._locks: dict[str, asyncio.Lock] = {}  # by grant: one order at a time
         #: Grants that are out, in part or whole, for others on their GPUs: to the pool they run.
         self.swapped: set[str] = set()
-        self._coming: set[str] = set()  # grants whose memory is on its way back
         #: Told of grants whose memory moved without the arbiter's order (sessions.residency).
         self.on_moved: Callable[[str], None] = lambda grant_id: None
         #: Whether a grant that is resumed comes in when the arbiter says so.
@@ -120,10 +119,6 @@ class Suspensions:
     def may_run(self, grant_id: str) -> bool:
         """Whether it runs, or an order about it is under way, by which it may."""
         return not self.is_out(grant_id) or grant_id in self._busy
-
-    def comes_back(self, grant_id: str) -> bool:
-        """Whether its memory is on its way back, and so takes the room already."""
-        return grant_id in self._coming
 
     def _is_in_part(self, grant_id: str) -> bool:
         """Whether some of it is suspended and some runs: a server ended between two, or a step."""
@@ -329,7 +324,7 @@ class Suspensions:
             raise OrderRefused(f"grant {grant_id} does not move to GPU {to}: {why}")
 
     async def _come_back(self, grant_id: str, sessions: Sequence[Session]) -> None:
-        self._coming.add(grant_id)
+        self.memory.begin_coming(grant_id)
         try:
             if grant_id not in self.swapped:
                 self.on_moved(grant_id)  # whoever begins meanwhile finds the room taken
@@ -339,7 +334,7 @@ class Suspensions:
                 await self._suspend_again(grant_id, sessions, refused)
             raise
         finally:
-            self._coming.discard(grant_id)
+            self.memory.end_coming(grant_id)
 
     async def _suspend_again(
         self, grant_id: str, sessions: Sequence[Session], why: OrderRefused

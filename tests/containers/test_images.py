@@ -79,3 +79,13 @@ def test_images_have_all_that_the_project_depends_on(extras: list[str]) -> None:
     for extra in extras:
         wanted += project["optional-dependencies"][extra]
     assert printed.splitlines() == wanted
+
+
+def test_what_images_generate_is_made_by_what_the_project_is_built_with() -> None:
+    command = [sys.executable, FOLDER / "requirements.py", CHECKOUT / "pyproject.toml", "--build"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    assert printed.splitlines() == project["build-system"]["requires"]
+    for path in FILES:
+        if "python_layout.py" in path.read_text():
+            assert "requirements.py /src/pyproject.toml --build >" in path.read_text()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ sys.path[:0] = [str(HERE.parents[1] / "python")]
 
 from breaking_network import BreakingNetwork  # noqa: E402
 from measurements import Run, write_measured  # noqa: E402
-from run import Server, find_driver  # noqa: E402
+from run import Server, find_driver, native_environment  # noqa: E402
 from run_workloads import torch_version  # noqa: E402
 
 DATA_PORT, HTTP_PORT, ADDRESS = 19200, 19127, "127.0.0.9"
@@ -103,10 +102,8 @@ def main() -> int:
         ways = ["--data-port", str(DATA_PORT), "--way", f"{HTTP_PORT}={ADDRESS}"]
         server = Server(driver, folder, options=ways)
         try:
-            plain = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-            ours = {**plain, **server.environments["tcp"], "LD_PRELOAD": server.preload}
-            ours["SLUICE_CONTROLLER"] = f"127.0.0.1:{HTTP_PORT}"
-            native = trained(plain, options.steps)
+            ours = server.preloading("tcp", HTTP_PORT)
+            native = trained(native_environment(), options.steps)
             with BreakingNetwork(DATA_PORT, ADDRESS) as network:
                 whole = trained(ours, options.steps)
                 broken = trained(ours, options.steps, network, options.breaks, options.seconds)

@@ -62,14 +62,7 @@ class Conformance:
     def __init__(self, server: gpu.Server, options: argparse.Namespace) -> None:
         self.options = options
         self.preload = server.preload
-        self.native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-        self.ours = {
-            **self.native,
-            **server.environments["shm"],
-            "SLUICE_CONTROLLER": server.environments["tcp"]["SLUICE_CONTROLLER"],
-            "LD_PRELOAD": self.preload,
-        }
-        del self.ours["SLUICE_STATS"]
+        self.native, self.ours = gpu.native_environment(), server.preloading("shm")
         self.driving = {k: v for k, v in self.ours.items() if k != "LD_PRELOAD"}
         #: what starts Python natively, and through Sluice
         self.words, self.our_words = [sys.executable], [sys.executable]

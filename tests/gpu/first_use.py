@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from run import Server, find_driver
+from run import Server, find_driver, native_environment
 from run_workloads import torch_version
 
 HERE = Path(__file__).resolve().parent
@@ -89,7 +88,7 @@ def main() -> int:
     if not driver:
         print("skipped: this machine shows no NVIDIA GPU")
         return 0
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    plain = native_environment()
     runs: dict[str, list[dict[str, Any]]] = {}
 
     def take(name: str, environment: dict[str, str]) -> None:

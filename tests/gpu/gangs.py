@@ -30,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = 2
 STANDSTILL_SECONDS = 5.0
 #: How long beginning may take: PyTorch, NCCL, the first steps.
@@ -235,29 +236,26 @@ def main() -> int:
     import conformance
     import run as gpu
 
-    driver = gpu.find_driver()
-    why = conformance.lacking() if driver else "this machine shows no NVIDIA GPU"
+    driver, native = gpu.find_driver(), gpu.native_environment()
+    why = "this machine shows no NVIDIA GPU"
+    if driver:
+        why = conformance.lacking(sys.executable, native)
     devices = [] if why else conformance.gpus()[:RANKS]
     if not why and len(devices) < RANKS:
         why = "it needs two GPUs"
     if why:
         print(f"skipped: {why}")
         return 0
-    native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    native["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    native[VISIBLE] = ",".join(devices)
     with tempfile.TemporaryDirectory(prefix="sluice-gangs-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         server = gpu.Server(driver, folder, devices, memory_mib=14000)
         try:
             ours = {
-                **{k: v for k, v in native.items() if k != "CUDA_VISIBLE_DEVICES"},
-                **server.environments["shm"],
-                "SLUICE_CONTROLLER": server.environments["tcp"]["SLUICE_CONTROLLER"],
+                **{k: v for k, v in server.preloading("shm").items() if k != VISIBLE},
                 "LD_LIBRARY_PATH": native.get("LD_LIBRARY_PATH", ""),
-                "LD_PRELOAD": server.preload,
             }
-            del ours["SLUICE_STATS"]
             good = measure(options.seconds, options.percent, ours, native)
         finally:
             server.close()

@@ -93,6 +93,11 @@ def preload_of(folder: Path) -> str:
     return ":".join(map(str, libraries_of(folder)))
 
 
+def native_environment() -> dict[str, str]:
+    """The environment of a program that uses the GPU itself: this process's, nothing of Sluice."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+
+
 class Server:
     """The static server on the GPU."""
 
@@ -161,6 +166,18 @@ class Server:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise SystemExit(f"the server does not start:\n{self.server_log()}")
             time.sleep(0.05)
+
+    def preloading(self, channel: str, http_port: int | None = None) -> dict[str, str]:
+        """The environment of a program that brings NVIDIA's libraries, as PyTorch's wheels do.
+
+        It is native_environment() with Sluice's libraries loaded first. What it starts may choose
+        another channel. `http_port`: the controller's on another network (`--way`).
+        """
+        found = {**native_environment(), **self.environments["tcp"], **self.environments[channel]}
+        del found["SLUICE_STATS"]  # nobody asks for what it prints
+        if http_port is not None:
+            found["SLUICE_CONTROLLER"] = f"127.0.0.1:{http_port}"
+        return {**found, "LD_PRELOAD": self.preload}
 
     def under_run(self, channel: str) -> dict[str, str]:
         """The variables of a program that `sluice run` starts, which finds libraries by itself."""

@@ -127,6 +127,37 @@ def test_a_wheel_has_what_hosts_and_their_programs_need(built_wheel: Path) -> No
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 
+@pytest.mark.parametrize("libraries", ["the oldest that it asks for", "the host's packages'"])
+def test_a_wheels_grpc_code_is_imported_with(
+    built_wheel: Path, tmp_path: Path, libraries: str
+) -> None:
+    with zipfile.ZipFile(built_wheel) as archive:
+        code = [name for name in archive.namelist() if name.startswith("sluice/rpc/")]
+        for name in code:
+            archive.extract(name, tmp_path / "wheel")
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        asks = archive.read(name).decode()
+    asked = r"^Requires-Dist: (grpcio|protobuf)\b[^;\n]*>=([\d.]+)"
+    versions = dict(re.findall(asked, asks, re.MULTILINE))
+    assert set(versions) == {"grpcio", "protobuf"}
+    if libraries == "the host's packages'":
+        versions = {name: dict(part("host_site").locked())[name] for name in versions}
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pinned = [f"{name}=={version}" for name, version in versions.items()]
+    command = [*pip, "--no-deps", "--target", tmp_path / "site", *pinned, "typing-extensions"]
+    subprocess.run(command, check=True)
+    modules = sorted(Path(name).stem for name in code if name.endswith("_pb2_grpc.py"))
+    assert "pool_pb2_grpc" in modules
+    subprocess.run(
+        [
+            *(sys.executable, "-S", "-W", "error::UserWarning"),
+            *("-c", f"from sluice.rpc import {', '.join(modules)}"),
+        ],
+        env={"PYTHONPATH": f"{tmp_path / 'site'}:{tmp_path / 'wheel'}"},
+        check=True,
+    )
+
+
 def test_the_same_wheel_gives_the_same_packages(built_wheel: Path, tmp_path: Path) -> None:
     packages, site = part("host_packages"), part("host_site")
     wheels = site.download(WHEELS)

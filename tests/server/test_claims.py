@@ -207,7 +207,11 @@ def test_claims_and_their_sessions_outlive_the_server(claims: Claims) -> None:
     assert holder.work() == 0
     ran = claims.run(claim)  # joins the job of before
     assert ran.returncode == 0, ran.stderr
-    assert len(ask_claims(claims.run_dir, {"sessions": {"uid": claim["uid"]}})["sessions"]) == 1
+    about = {"sessions": {"uid": claim["uid"]}}
+    wait_for(
+        lambda: len(ask_claims(claims.run_dir, about)["sessions"]) == 1,
+        message="the second session to end",
+    )
     claims.release(claim["uid"])
     wait_for(lambda: not claims.plane.session_worker_pids(), message="the worker to end")
     holder.kill()

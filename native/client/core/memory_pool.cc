@@ -153,11 +153,13 @@ void MemoryPool::give_up_stream(Stream* stream, StreamPoint now) {
   for (const auto& [address, block] : moved) put_block(address, block);
 }
 
-void MemoryPool::trim(uint64_t keep) {
-  for (auto it = chunks_.begin(); it != chunks_.end() && reserved_ > keep;) {
+void MemoryPool::release(uint64_t threshold, uint64_t least) {
+  for (auto it = chunks_.begin(); it != chunks_.end() && reserved_ > threshold;) {
     const auto [chunk, bytes] = *it;
     const auto block = free_.find(chunk);
-    if (block == free_.end() || block->second.owner || block->second.bytes != bytes) {
+    const bool unused =
+        block != free_.end() && !block->second.owner && block->second.bytes == bytes;
+    if (!unused || reserved_ - bytes < least) {
       ++it;
       continue;
     }

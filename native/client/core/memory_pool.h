@@ -46,7 +46,9 @@ class MemoryPool {
   bool grow(uint64_t bytes, DeviceMemory::Result* result);
   bool borrow(Stream* stream, uint64_t bytes);
   void give_up_stream(Stream* stream, StreamPoint now);
-  void trim(uint64_t keep);
+  // Free chunks go back while more than `threshold` is reserved, but for those without which there
+  // would be less than `least`.
+  void release(uint64_t threshold, uint64_t least = 0);
 
   MemoryPools& home_;
   const uint64_t most_;                       // bytes reserved at most; 0: no such limit

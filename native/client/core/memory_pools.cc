@@ -41,7 +41,7 @@ void MemoryPools::bury() {
       continue;
     }
     pool.settle(nullptr, true);
-    pool.trim(0);
+    pool.release(0);
     if (pool.chunks_.empty()) {
       it = pools_.erase(it);
     } else {
@@ -80,7 +80,7 @@ DeviceMemory::Result MemoryPools::try_allocate(MemoryPool* pool, Stream* stream,
   // Free chunks of other pools, and of this one where none is large enough.
   for (auto& other : pools_) {
     other->settle(nullptr, true);
-    other->trim(0);
+    other->release(0);
   }
   if (pool->grow(bytes, &result) && take()) return Result::kDone;
   if (pool->by_waits_ && pool->borrow(stream, bytes) && take()) return Result::kDone;
@@ -186,7 +186,7 @@ void MemoryPools::forget_stream(Stream* stream) {
 void MemoryPools::trim(MemoryPool* pool, uint64_t keep) {
   std::lock_guard lock(mutex_);
   pool->settle(nullptr, true);
-  pool->trim(keep);
+  pool->release(keep, keep);
 }
 
 void MemoryPools::release_excess() {
@@ -195,7 +195,7 @@ void MemoryPools::release_excess() {
   for (auto& pool : pools_) {
     if (pool->reserved_ <= pool->threshold_ || pool->free_.empty()) continue;
     pool->settle(nullptr, true);
-    pool->trim(pool->threshold_);
+    pool->release(pool->threshold_);
     // What is free and not known to be unused yet may go next time.
     if (pool->reserved_ > pool->threshold_ && !pool->free_.empty()) holds_ = true;
   }
@@ -210,7 +210,7 @@ bool MemoryPools::make_room(bool wait) {
     for (auto& pool : pools_) {
       before += pool->reserved_;
       pool->settle(nullptr, true);
-      pool->trim(0);
+      pool->release(0);
       after += pool->reserved_;
       for (const auto& [owner, sizes] : pool->by_size_) waiting |= owner != nullptr;
     }

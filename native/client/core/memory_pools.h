@@ -59,6 +59,7 @@ class MemoryPools {
   // The stream goes, its work may not have ended. Before its place can be another's.
   void forget_stream(Stream* stream);
 
+  // What is free and unused goes back, but for so much that `keep` stays where it is there.
   void trim(MemoryPool* pool, uint64_t keep);
   // After a synchronisation: what pools hold beyond their thresholds goes back.
   void after_synchronisation() {

@@ -253,6 +253,24 @@ TEST_F(PoolTest, AfterASynchronisationTheThresholdHolds) {
   EXPECT_EQ(mapped, 0u);
 }
 
+// Chunks go as they were made: one that would leave too little stays, a smaller one behind it goes.
+TEST_F(PoolTest, ATrimLeavesAtLeastWhatIsToBeKept) {
+  const uint64_t large = allocate(3 * kSlab, &a), small = allocate(kSlab, &a);
+  EXPECT_TRUE(pools.free(large, &a));
+  EXPECT_TRUE(pools.free(small, &a));
+  device->synchronize(&a);
+  pools.trim(pool, 5 * kSlab);
+  EXPECT_EQ(mapped, 4 * kSlab) << "there is less than that";
+  pools.trim(pool, 2 * kSlab);
+  EXPECT_EQ(mapped, 3 * kSlab);
+  pools.trim(pool, 1);
+  EXPECT_EQ(mapped, 3 * kSlab) << "without it there would be nothing";
+  const cuuint64_t threshold = kSlab;
+  EXPECT_EQ(pools.set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold), CUDA_SUCCESS);
+  pools.after_synchronisation();
+  EXPECT_EQ(mapped, 0u) << "a threshold says from where on memory goes back, not what stays";
+}
+
 TEST_F(PoolTest, APoolOfItsOwnHasItsOwnLimitAndEnd) {
   MemoryPool* own = pools.create(2 * kSlab);
   const uint64_t at = allocate(kSlab, &a, own);

@@ -4,57 +4,18 @@
 #include <thread>
 
 #include "client/core/host_memory.h"
-#include "tests/native/roundtrip/loopback_session.h"
+#include "tests/native/roundtrip/pools.h"
 
 namespace sluice::test {
 namespace {
 
-class HostPools : public RoundTrip {
+class HostPools : public PoolRoundTrip {
  protected:
-  void SetUp() override {
-    RoundTrip::SetUp();
-    pool = create(CU_MEM_LOCATION_TYPE_HOST);
-    ASSERT_EQ(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    ASSERT_EQ(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    recording().clear();
-    seen().clear();
-  }
-  void TearDown() override {
-    EXPECT_EQ(cuStreamDestroy_v2(a), CUDA_SUCCESS);
-    EXPECT_EQ(cuStreamDestroy_v2(b), CUDA_SUCCESS);
-    if (pool) {
-      EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
-    }
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    RoundTrip::TearDown();
-  }
-  static CUmemPoolProps properties(CUmemLocationType type, int id = 0, size_t most = 0) {
-    CUmemPoolProps props{};
-    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    props.location = {type, {id}};
-    props.maxSize = most;
-    return props;
-  }
-  static CUmemoryPool create(CUmemLocationType type, int id = 0, size_t most = 0) {
-    const CUmemPoolProps props = properties(type, id, most);
-    CUmemoryPool made = nullptr;
-    EXPECT_EQ(cuMemPoolCreate(&made, &props), CUDA_SUCCESS);
-    return made;
-  }
-  CUdeviceptr allocate(size_t bytes, CUstream stream, CUmemoryPool from = nullptr) {
-    CUdeviceptr p = 0;
-    EXPECT_EQ(cuMemAllocFromPoolAsync(&p, bytes, from ? from : pool, stream), CUDA_SUCCESS);
-    return p;
-  }
+  HostPools() : PoolRoundTrip(CU_MEM_LOCATION_TYPE_HOST) {}
+
   // Work of the stream's that reads it.
   void use(CUdeviceptr at, CUstream stream) {
     EXPECT_EQ(cuMemcpyHtoDAsync_v2(world().memory, bytes_at(at), 64, stream), CUDA_SUCCESS);
-  }
-  uint64_t get(CUmemPool_attribute which, CUmemoryPool of = nullptr) {
-    cuuint64_t value = 0;
-    EXPECT_EQ(cuMemPoolGetAttribute(of ? of : pool, which, &value), CUDA_SUCCESS);
-    return value;
   }
   template <class T>
   static T attribute(CUpointer_attribute which, CUdeviceptr at) {
@@ -66,9 +27,6 @@ class HostPools : public RoundTrip {
   static bool in_arena(CUdeviceptr at) {
     return client::Session::get()->host_memory().in_arena(bytes_at(at), 1);
   }
-
-  CUmemoryPool pool = nullptr;
-  CUstream a = nullptr, b = nullptr;
 };
 
 TEST_F(HostPools, WhatTheyGiveIsPinnedMemory) {
@@ -143,6 +101,8 @@ TEST_F(HostPools, AFreeIsInTheStreamsOrder) {
   EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0u);
   EXPECT_EQ(get(CU_MEMPOOL_ATTR_USED_MEM_HIGH), 2 * kSlab);
 }
+
+TEST_F(HostPools, ATrimLeavesWhatIsToBeKept) { trims_leave_what_is_to_be_kept(); }
 
 TEST_F(HostPools, AnEventPassesMemoryOn) {
   const CUdeviceptr at = allocate(kSlab, a);

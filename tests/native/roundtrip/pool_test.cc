@@ -1,46 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation from exported function to driver call: slabs are mapped once, reuse
 // costs nothing, and the order between streams is what the driver is told.
-#include "tests/native/roundtrip/loopback_session.h"
+#include "tests/native/roundtrip/pools.h"
 
 namespace sluice::test {
 namespace {
 
-class Pools : public RoundTrip {
+class Pools : public PoolRoundTrip {
  protected:
-  void SetUp() override {
-    RoundTrip::SetUp();
-    CUmemPoolProps props{};
-    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-    ASSERT_EQ(cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
-    ASSERT_EQ(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    ASSERT_EQ(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    recording().clear();
-    seen().clear();
-  }
-  void TearDown() override {
-    EXPECT_EQ(cuStreamDestroy_v2(a), CUDA_SUCCESS);
-    EXPECT_EQ(cuStreamDestroy_v2(b), CUDA_SUCCESS);
-    if (pool) {
-      EXPECT_EQ(cuMemPoolDestroy(pool), CUDA_SUCCESS);
-    }
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    RoundTrip::TearDown();
-  }
-  CUdeviceptr allocate(size_t bytes, CUstream stream) {
-    CUdeviceptr p = 0;
-    EXPECT_EQ(cuMemAllocFromPoolAsync(&p, bytes, pool, stream), CUDA_SUCCESS);
-    return p;
-  }
-  uint64_t get(CUmemPool_attribute which) {
-    cuuint64_t value = 0;
-    EXPECT_EQ(cuMemPoolGetAttribute(pool, which, &value), CUDA_SUCCESS);
-    return value;
-  }
-  CUmemoryPool pool = nullptr;
-  CUstream a = nullptr, b = nullptr;
+  Pools() : PoolRoundTrip(CU_MEM_LOCATION_TYPE_DEVICE) {}
 };
 
 TEST_F(Pools, ReuseInOneStreamIsLocal) {
@@ -175,6 +143,8 @@ TEST_F(Pools, PlainFreeAndTrim) {
   EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 3 * kSlab);
 }
 
+TEST_F(Pools, ATrimLeavesWhatIsToBeKept) { trims_leave_what_is_to_be_kept(); }
+
 TEST_F(Pools, ADevicesPoolCanBeReplaced) {
   CUmemoryPool standard = nullptr, current = nullptr;
   ASSERT_EQ(cuDeviceGetDefaultMemPool(&standard, 0), CUDA_SUCCESS);
@@ -197,12 +167,7 @@ TEST_F(Pools, ADevicesPoolCanBeReplaced) {
 }
 
 TEST_F(Pools, ALimitBelowASlabIsOneSlab) {
-  CUmemPoolProps props{};
-  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-  props.maxSize = 2048;
-  CUmemoryPool small = nullptr;
-  ASSERT_EQ(cuMemPoolCreate(&small, &props), CUDA_SUCCESS);
+  const CUmemoryPool small = create(CU_MEM_LOCATION_TYPE_DEVICE, 0, 2048);
   CUdeviceptr first = 0, second = 0, more = 0;
   EXPECT_EQ(cuMemAllocFromPoolAsync(&first, 64, small, a), CUDA_SUCCESS);
   EXPECT_EQ(cuMemAllocFromPoolAsync(&second, kSlab / 2, small, a), CUDA_SUCCESS);
