@@ -31,7 +31,7 @@ from typing import Any
 from run import Server, built, find_driver
 from run_workloads import torch_version
 from tenants import Tenant, TenantFailed, Tenants, undisturbed
-from turns import against_neighbours, order, take_turns
+from turns import of_neighbours, order, take_turns
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "dev"), str(HERE.parent / "harness")]
@@ -72,14 +72,17 @@ class Measured:
     """What a workload's turns gave, in their order."""
 
     lines: dict[str, list[Line]] = field(default_factory=dict)  #: by who had the turn
-    pairs: dict[str, list[float]] = field(default_factory=dict)  #: by network
+    beside: dict[str, list[float]] = field(default_factory=dict)  #: native rates, by network
+    pairs: dict[str, list[float]] = field(default_factory=dict)  #: ratios, by network
 
     def add(self, names: Sequence[str], lines: Sequence[Line]) -> None:
         """A round."""
         for name, line in zip(names, lines, strict=True):
             self.lines.setdefault(name, []).append(line)
-        for name, ratio in against_neighbours(names, [line["rate"] for line in lines]).items():
-            self.pairs.setdefault(name, []).append(ratio)
+        rates = [line["rate"] for line in lines]
+        for name, native in of_neighbours(names, rates).items():
+            self.beside.setdefault(name, []).append(native)
+            self.pairs.setdefault(name, []).append(rates[names.index(name)] / native)
 
     def rates(self, name: str) -> list[float]:
         """Of one's turns."""
@@ -135,9 +138,8 @@ def records(measured: Mapping[str, Measured], rounds: int) -> list[Measurement]:
     found = []
     print(f"\nafter {rounds} rounds\n{'':22}{'network':10}{'native':>9}{'ours':>9}{'ratio':>7}")
     for name, of in measured.items():
-        native = of.rates(NATIVE)
         for network in NETWORKS:
-            ours, pairs = of.rates(network), of.pairs[network]
+            ours, native, pairs = of.rates(network), of.beside[network], of.pairs[network]
             print(
                 f"{name:22}{network:10}{median(native):9.1f}{median(ours):9.1f}{median(pairs):7.2f}"
                 f"  {min(pairs):.2f}-{max(pairs):.2f}"

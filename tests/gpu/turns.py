@@ -32,9 +32,6 @@ def take_turns(tenants: Mapping[str, Tenant], names: Sequence[str], task: Said) 
     return said
 
 
-def against_neighbours(names: Sequence[str], rates: Sequence[float]) -> dict[str, float]:
-    """Each other's rate over the mean of the base's before and after it; `names` are order()'s."""
-    return {
-        names[at]: 2 * rates[at] / (rates[at - 1] + rates[at + 1])
-        for at in range(1, len(names) - 1, 2)
-    }
+def of_neighbours(names: Sequence[str], rates: Sequence[float]) -> dict[str, float]:
+    """The mean of the base's rates before and after each other; `names` are order()'s."""
+    return {names[at]: (rates[at - 1] + rates[at + 1]) / 2 for at in range(1, len(names) - 1, 2)}
