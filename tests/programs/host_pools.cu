@@ -170,9 +170,13 @@ int main() {
 
   pool = create(4 << 20);
   void* more = nullptr;
-  const cudaError_t refused = cudaMallocFromPoolAsync(&more, 8 << 20, pool, stream);
+  const cudaError_t refused = cudaMallocFromPoolAsync(&more, 64 << 20, pool, stream);
   right &= fact("its size can be limited", refused == cudaErrorMemoryAllocation);
   cudaGetLastError();
+  right &= fact("to whole 32 MiB",
+                cudaMallocFromPoolAsync(&more, 32 << 20, pool, stream) == cudaSuccess);
+  REQUIRE(cudaFreeAsync(more, stream));
+  REQUIRE(cudaStreamSynchronize(stream));
   REQUIRE(cudaMemPoolDestroy(pool));
   cudaMemPoolProps wrong = {};
   wrong.allocType = cudaMemAllocationTypePinned;

@@ -26,6 +26,13 @@ namespace sluice::client {
 
 class MemoryPool;
 
+// A pool's limit as the driver takes it, of a device's pools and the host's: up to whole 32 MiB
+// (measured with driver 580). 0: there is none.
+constexpr uint64_t kPoolGrain = 32ull << 20;
+constexpr uint64_t whole_limit(uint64_t asked) {
+  return asked > UINT64_MAX - kPoolGrain ? asked : (asked + kPoolGrain - 1) & ~(kPoolGrain - 1);
+}
+
 // The pools of one vGPU, or of the host.
 class MemoryPools {
  public:

@@ -51,7 +51,7 @@ CUresult create_host_pool(Session* s, const CUmemPoolProps& properties, CUmemory
   uint64_t id;
   PoolHandle* const made = s->pools.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  made->pool = s->host_pools.all().create(properties.maxSize);
+  made->pool = s->host_pools.all().create(whole_limit(properties.maxSize));
   made->node = node;
   return as_handle(id, pool);
 }

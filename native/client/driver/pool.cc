@@ -226,7 +226,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   uint64_t id;
   PoolHandle* made = s->pools.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = {d, d->pools.create(properties->maxSize, std::move(roster))};
+  *made = {d, d->pools.create(whole_limit(properties->maxSize), std::move(roster))};
   *pool = as_handle(id);
   return CUDA_SUCCESS;
 }

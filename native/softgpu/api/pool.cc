@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "softgpu/align.h"
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/host_node.h"
@@ -76,6 +77,9 @@ CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t si
   *pointer = address;
   return CUDA_SUCCESS;
 }
+
+// What a limit of a pool is a multiple of, as with NVIDIA's driver 580.
+constexpr uint64_t kLimitGrain = 32ull << 20;
 
 // Of pinned memory at that location; kNowhere: there are none.
 int place_of(const CUmemLocation& location) {
@@ -200,7 +204,7 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     if (const int place = place_of(properties->location); Pools::on_host(place)) {
       if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return place == Pools::kHost ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
-      *pool = Pools::instance().create(place, nullptr, properties->maxSize);
+      *pool = Pools::instance().create(place, nullptr, align_up(properties->maxSize, kLimitGrain));
       return CUDA_SUCCESS;
     }
     if (properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
