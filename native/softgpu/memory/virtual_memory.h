@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The virtual memory API: reserved address ranges, physical allocations (memfds, charged to their
-// device, or of a NUMA node of the host) and the mappings that join them. Called by api/virtual_memory.cc. A physical allocation
-// lives until its handles are released and its mappings undone, whichever comes last.
+// device, or of a NUMA node of the host) and the mappings that join them. Called by
+// api/virtual_memory.cc. A physical allocation lives until its handles are released and its
+// mappings undone, whichever comes last.
 #pragma once
 
 #include <atomic>
