@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "process/log.h"
 #include "worker/memory.h"
@@ -197,16 +198,26 @@ CUresult MemoryMoves::copy(const Pieces& pieces, bool out, const Piece** failed)
   return first;
 }
 
-CUresult MemoryMoves::release(Piece& piece) {
+// What lies side by side is unmapped in one call: a window is one reservation.
+CUresult MemoryMoves::release(const Pieces& pieces) {
   CUresult first = CUDA_SUCCESS;
-  for (const Place& place : piece.places) {
-    session_.use(place.window->index);
-    const CUresult e = session_.driver.cuMemUnmap(place.address, piece.bytes);
+  const auto note = [&](CUresult e) {
     if (first == CUDA_SUCCESS) first = e;
+  };
+  std::map<std::pair<uint32_t, uint64_t>, uint64_t> mapped;  // bytes, by window and address
+  for (const Piece* piece : pieces)
+    for (const Place& place : piece->places)
+      mapped[{place.window->index, place.address}] = piece->bytes;
+  for (auto at = mapped.begin(); at != mapped.end();) {
+    const auto [window, address] = at->first;
+    uint64_t bytes = 0;
+    for (; at != mapped.end() && at->first == std::pair{window, address + bytes}; ++at)
+      bytes += at->second;
+    session_.use(window);
+    note(session_.driver.cuMemUnmap(address, bytes));
   }
-  const CUresult e = session_.driver.cuMemRelease(piece.handle);
-  piece.handle = 0;
-  return first == CUDA_SUCCESS ? e : first;
+  for (Piece* piece : pieces) note(session_.driver.cuMemRelease(std::exchange(piece->handle, 0)));
+  return first;
 }
 
 CUresult MemoryMoves::create(Piece* piece) {
@@ -285,10 +296,8 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
   }
   steps.done("copied, and what was copied to made known");
   areas_.push_back(std::move(area));
-  for (Piece* piece : going) {
-    piece->planned = false;
-    const CUresult e = release(*piece);
-    if (e == CUDA_SUCCESS) continue;
+  for (Piece* piece : going) piece->planned = false;
+  if (const CUresult e = release(going); e != CUDA_SUCCESS) {
     *error = "its memory cannot be taken off the GPU: " + session_.driver.error_text(e);
     *broken = true;
     return false;
@@ -326,8 +335,10 @@ bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
   if (e != CUDA_SUCCESS) {
     *error = "its memory finds no place on the GPU: " + session_.driver.error_text(e);
     *broken = is_sticky(e);
+    Pieces made;
     for (Piece* piece : coming)
-      if (piece->handle) release(*piece);
+      if (piece->handle) made.push_back(piece);
+    release(made);
     if (failed && e == CUDA_ERROR_OUT_OF_MEMORY) {
       *missing = missing_for(*failed, coming);
       *error += " (" + std::to_string(missing->bytes >> 20) + " MiB of vGPU " +

@@ -83,7 +83,7 @@ class MemoryMoves {
   CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
   Missing missing_for(const Piece& failed, const Pieces& coming);
-  CUresult release(Piece& piece);
+  CUresult release(const Pieces& pieces);
   CUresult give_access(const Piece& piece);
   void know_again(const Piece& piece);
 

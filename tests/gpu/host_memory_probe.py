@@ -35,6 +35,7 @@ except ImportError:
 MIB, GIB = 1 << 20, 1 << 30
 PIECES = (64 * MIB, 256 * MIB, GIB)
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
+MOST_GIB = 15  # one message has 253 descriptors
 STAGED_BYTES = 16 * MIB
 STAGING_THREADS = (2, 4, 8, 12)
 REGISTERED_SHARES = (0.5, 0.65)
@@ -256,8 +257,8 @@ def make(count: int, to: socket.socket) -> None:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--gib", type=int, default=8)
-    count = parser.parse_args().gib * GIB
+    parser.add_argument("--gib", type=int, default=8, help=f"at most {MOST_GIB}")
+    count = min(parser.parse_args().gib, MOST_GIB) * GIB
     if cu is None or not Path("/dev/nvidiactl").exists():
         print("skipped: it needs an NVIDIA GPU and cuda-bindings")
         return 0

@@ -255,6 +255,49 @@ TEST_F(Memory, StreamOrderedAllocationReturnsItsMemory) {
   EXPECT_EQ(4u << 20, used);
 }
 
+// As a process without a context makes it for others.
+TEST_F(Memory, TheVirtualMemoryApiHasMemoryOfTheHost) {
+  CUmemAllocationProp props = {};
+  props.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  props.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  constexpr size_t kBytes = 4 << 20;
+  size_t grain = 0;
+  CHECK_CU(cuMemGetAllocationGranularity(&grain, &props, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  EXPECT_EQ(0u, kBytes % grain);
+  const size_t before = free_bytes();
+  CUmemGenericAllocationHandle made = 0, opened = 0;
+  CHECK_CU(cuMemCreate(&made, kBytes, &props, 0));
+  EXPECT_EQ(before, free_bytes());
+  int descriptor = -1;
+  CHECK_CU(
+      cuMemExportToShareableHandle(&descriptor, made, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  CHECK_CU(cuMemRelease(made));
+  CHECK_CU(cuMemImportFromShareableHandle(
+      &opened, reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor)),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  close(descriptor);
+  CUdeviceptr at = 0;
+  CHECK_CU(cuMemAddressReserve(&at, kBytes, 0, 0, 0));
+  CHECK_CU(cuMemMap(at, kBytes, 0, opened, 0));
+  CUmemAccessDesc access = {};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  CHECK_CU(cuMemSetAccess(at, kBytes, &access, 1));
+  unsigned char byte = 1;
+  CHECK_CU(cuMemcpyDtoH_v2(&byte, at + kBytes - 1, 1));
+  EXPECT_EQ(0, byte) << "what is made is empty";
+  CHECK_CU(cuMemsetD8_v2(at, 7, kBytes));
+  CHECK_CU(cuMemcpyDtoH_v2(&byte, at + kBytes - 1, 1));
+  EXPECT_EQ(7, byte);
+  EXPECT_EQ(before, free_bytes());
+  CHECK_CU(cuMemUnmap(at, kBytes));
+  CHECK_CU(cuMemRelease(opened));
+  CHECK_CU(cuMemAddressFree(at, kBytes));
+  props.location.id = 4096;
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&made, kBytes, &props, 0));
+}
+
 TEST_F(Memory, APoolCanBeOfPinnedHostMemory) {
   CUmemPoolProps props = {};
   props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -264,7 +307,7 @@ TEST_F(Memory, APoolCanBeOfPinnedHostMemory) {
   CHECK_CU(cuMemPoolCreate(&pool, &props));
   size_t before = free_bytes();
   CUdeviceptr p = 0, more = 0;
-  CHECK_CU(cuMemAllocFromPoolAsync(&p, 1 << 20, pool, nullptr));
+  CHECK_CU(cuMemAllocFromPoolAsync(&p, 32 << 20, pool, nullptr));
   EXPECT_EQ(before, free_bytes());
   EXPECT_EQ(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocFromPoolAsync(&more, 8, pool, nullptr));
   unsigned type = 0;
@@ -273,12 +316,12 @@ TEST_F(Memory, APoolCanBeOfPinnedHostMemory) {
   EXPECT_EQ(unsigned{CU_MEMORYTYPE_HOST}, type);
   CHECK_CU(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p + 5));
   EXPECT_EQ(pool, of);
-  CHECK_CU(cuMemsetD8Async(p, 7, 1 << 20, nullptr));
+  CHECK_CU(cuMemsetD8Async(p, 7, 32 << 20, nullptr));
   CHECK_CU(cuMemFreeAsync(p, nullptr));
-  CHECK_CU(cuMemAllocFromPoolAsync(&more, 1 << 20, pool, nullptr));  // once the free has come
-  CHECK_CU(cuMemsetD8_v2(more, 9, 1 << 20));
+  CHECK_CU(cuMemAllocFromPoolAsync(&more, 32 << 20, pool, nullptr));  // once the free has come
+  CHECK_CU(cuMemsetD8_v2(more, 9, 32 << 20));
   const auto* bytes = reinterpret_cast<unsigned char*>(more);
-  EXPECT_EQ(9, bytes[(1 << 20) - 1]);
+  EXPECT_EQ(9, bytes[(32 << 20) - 1]);
   CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   CHECK_CU(cuMemPoolGetAccess(&flags, pool, &props.location));
   EXPECT_EQ(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, flags);

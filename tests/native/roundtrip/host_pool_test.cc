@@ -146,13 +146,13 @@ TEST_F(HostPools, StreamsOfSeveralDevicesShareOne) {
 
 TEST_F(HostPools, TheLimitIsKeptByAWait) {
   const CUmemoryPool small = create(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0, 2 * kSlab);
-  const CUdeviceptr at = allocate(2 * kSlab, a, small);
+  const CUdeviceptr at = allocate(client::kPoolGrain, a, small);
   CUdeviceptr p = 0;
   EXPECT_EQ(cuMemAllocFromPoolAsync(&p, 512, small, a), CUDA_ERROR_OUT_OF_MEMORY);
   use(at, a);
   EXPECT_EQ(cuMemFreeAsync(at, a), CUDA_SUCCESS);
   recording().clear();
-  EXPECT_EQ(allocate(2 * kSlab, b, small), at);
+  EXPECT_EQ(allocate(client::kPoolGrain, b, small), at);
   EXPECT_EQ(recording().calls_of("cuStreamWaitEvent").size(), 1u) << "put in between";
   EXPECT_EQ(cuMemFreeAsync(at, b), CUDA_SUCCESS);
   EXPECT_EQ(cuMemPoolDestroy(small), CUDA_SUCCESS);

@@ -166,11 +166,11 @@ TEST_F(Pools, ADevicesPoolCanBeReplaced) {
   EXPECT_EQ(cuMemPoolDestroy(standard), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(Pools, ALimitBelowASlabIsOneSlab) {
+TEST_F(Pools, ALimitIsWhole32MiBAsWithTheDriver) {
   const CUmemoryPool small = create(CU_MEM_LOCATION_TYPE_DEVICE, 0, 2048);
   CUdeviceptr first = 0, second = 0, more = 0;
   EXPECT_EQ(cuMemAllocFromPoolAsync(&first, 64, small, a), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemAllocFromPoolAsync(&second, kSlab / 2, small, a), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAllocFromPoolAsync(&second, 15 * kSlab, small, a), CUDA_SUCCESS);
   EXPECT_EQ(cuMemAllocFromPoolAsync(&more, kSlab, small, a), CUDA_ERROR_OUT_OF_MEMORY);
   for (const CUdeviceptr at : {first, second}) EXPECT_EQ(cuMemFreeAsync(at, a), CUDA_SUCCESS);
   EXPECT_EQ(cuMemPoolDestroy(small), CUDA_SUCCESS);
