@@ -69,7 +69,10 @@ class SwapMemory:
             )
         self._taken |= wanted
         # of what is ready it has whole pieces, and what is left of them makes room
-        own = min(len(self._ready), sum(mib // PIECE_MIB for mib in wanted.values()))
+        self._make_room(min(len(self._ready), sum(mib // PIECE_MIB for mib in wanted.values())))
+
+    def _make_room(self, own: int = 0) -> None:
+        """Beside what is ready; `own`: pieces of that which are booked, too."""
         while (
             len(self._ready) > own
             and self.used_mib + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
@@ -117,6 +120,7 @@ class SwapMemory:
             found.append(usable.popleft())
             self._ready.remove(found[-1])
             mib -= PIECE_MIB
+        self._make_room()  # what is ready may be nothing for this worker
         whole, rest = divmod(mib, PIECE_MIB)
         try:
             found += await self._make([PIECE_MIB] * whole + [rest] * bool(rest))
@@ -165,11 +169,16 @@ class SwapMemory:
             self._wanted.clear()
             try:
                 while not self._moving and (count := self._may_keep()):
-                    for piece in await self._make_ready(count):
+                    began = time.monotonic()
+                    made = await self._make_ready(count)
+                    for piece in made:
                         if self._may_keep() and self._may_have(piece):
                             self._ready.append(piece)
                         else:  # it was taken meanwhile
                             piece.close()
+                    if any(piece.of_driver for piece in made):
+                        # sessions' calls of the driver have as much of the time
+                        await asyncio.sleep(time.monotonic() - began)
             except NoSwapMemory as none:
                 log.warning("[suspend] ready_mib: %s", none)
             if self._driver_memory:
@@ -181,18 +190,13 @@ class SwapMemory:
             if self._moving or (wait := self._calm_at - time.monotonic()) > 0:
                 await asyncio.sleep(CALM_SECONDS if self._moving else wait)
                 return []
-            began = time.monotonic()
             try:
-                made = await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
+                return await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
             except Unavailable as none:
                 log.info("[suspend] ready_mib are shared memory: %s", none)
                 self._driver_memory = None
             except NoSwapMemory:
                 pass  # there may be huge pages, which are of nobody else's use
-            else:
-                # Sessions' calls of the driver have as much of the time.
-                await asyncio.sleep(time.monotonic() - began)
-                return made
         return await self._make([PIECE_MIB] * min(self._makers, count))
 
     def _may_have(self, piece: HostPiece) -> bool:

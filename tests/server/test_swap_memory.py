@@ -124,6 +124,18 @@ async def test_what_is_ready_is_the_drivers_for_workers_that_can_use_it() -> Non
         await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
 
 
+async def test_what_a_worker_cannot_use_makes_room_for_what_is_made_for_it() -> None:
+    memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
+    swap = SwapMemory(3 * PIECE_MIB, 3 * PIECE_MIB, memory)
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == 3 * PIECE_MIB)
+        with swap.moving():
+            swap.take({"of an earlier release": 2 * PIECE_MIB})
+            assert swap.ready_mib == 3 * PIECE_MIB
+            assert close(await swap.pieces(2 * PIECE_MIB)) == [PIECE_MIB] * 2
+            assert swap.ready_mib == PIECE_MIB
+
+
 async def test_nobody_has_a_gpu_open_for_it_that_is_let_go() -> None:
     memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
     swap = SwapMemory(4 * PIECE_MIB, 2 * PIECE_MIB, memory)
