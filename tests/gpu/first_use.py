@@ -5,8 +5,8 @@
 
 Each run is a process of its own that generates once. Natively with the driver's cache of compiled
 kernels (~/.nv/ComputeCache) empty and filled, with --no-cache also off, which takes half a minute
-longer; through Sluice twice, so that the second finds what the first left on the node. Figures are in build/measurements/first_use.jsonl, and decide
-nothing.
+longer; through Sluice twice, so that the second finds what the first left on the node. Figures are
+in build/measurements/first_use.jsonl, and decide nothing.
 """
 
 from __future__ import annotations
