@@ -64,7 +64,11 @@ Gate::Passage Gate::pass(CUstream stream, const Work& work) {
     if (held_.load(std::memory_order_relaxed)) wait_while_held();
     if (!turns_ || turns_->free()) break;
     if (Passage passage; pass_in_turn(stream, work, &passage)) return passage;
-    if (cut_ && t_entered == 0) cut_->stand_back();  // and wants no turn meanwhile
+    if (cut_ && t_entered == 0 && cut_->closed()) {
+      // It wants no turn meanwhile, but its memory back, where that is why it stands still.
+      const MemoryAllowance::Waiting waiting(turns_->memory());
+      cut_->stand_back();
+    }
   }
   if (until_mark_.load(std::memory_order_relaxed) == 0 || !open_.load(std::memory_order_relaxed)) {
     std::lock_guard lock(mutex_);

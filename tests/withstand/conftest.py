@@ -81,6 +81,11 @@ def arbiter_pid(plane: ControlPlane) -> int:
     return _standing(plane, "arbiter")
 
 
+def has_another_arbiter(plane: ControlPlane, before: int) -> bool:
+    """Whether there is one, and not that process."""
+    return standing_processes(plane.folder / "run", "arbiter") not in ([], [before])
+
+
 def _standing(plane: ControlPlane, name: str) -> int:
     found = standing_processes(plane.folder / "run", name)
     assert len(found) == 1, found

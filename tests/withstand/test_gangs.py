@@ -15,7 +15,7 @@ import pytest
 from control_plane import ControlPlane, wait_for
 
 from .at_work import Start, goes_on, stopped, worked, worker_of, working
-from .conftest import arbiter_pid
+from .conftest import arbiter_pid, has_another_arbiter
 from .prompted import Prompted
 from .ranks import Job, Rank, jobs_of, plane_of_ranks
 from .traces import LIMIT
@@ -124,7 +124,7 @@ def test_counts_outlive_the_arbiter(plane: ControlPlane, job: Callable[..., Job]
     before = arbiter_pid(plane)
     os.kill(before, signal.SIGKILL)
     one.goes_on()
-    wait_for(lambda: arbiter_pid(plane) != before, LIMIT, "another arbiter")
+    wait_for(lambda: has_another_arbiter(plane, before), LIMIT, "another arbiter")
     one.goes_on()
     other.goes_on()
 

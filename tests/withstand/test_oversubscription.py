@@ -19,7 +19,7 @@ import pytest
 from control_plane import ControlPlane, wait_for
 
 from .at_work import stopped
-from .conftest import arbiter_pid
+from .conftest import arbiter_pid, has_another_arbiter
 from .suspended import Failed, Subject, grant_of, memory_of, start_subject
 from .traces import Traces
 
@@ -152,7 +152,7 @@ def test_a_restart_in_between_changes_nothing(
     else:
         before = arbiter_pid(plane)
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda: _another_arbiter(plane, before), message="another arbiter")
+        wait_for(lambda: has_another_arbiter(plane, before), message="another arbiter")
     assert grant_of(plane, one.pid)["suspension"] is None, "to the pool it runs"
     in_turns([one, two], 4)
 
@@ -168,13 +168,6 @@ def test_who_begins_while_the_arbiter_stands_still_takes_nothing_of_what_others_
             two.answer(1.5)
     two.answer()
     in_turns([one, two], 2)
-
-
-def _another_arbiter(plane: ControlPlane, before: int) -> bool:
-    try:
-        return arbiter_pid(plane) != before
-    except AssertionError:
-        return False
 
 
 def test_a_worker_is_killed_while_its_memory_moves(

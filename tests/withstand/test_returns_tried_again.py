@@ -29,7 +29,7 @@ from .card_rig import (
     is_right,
     rigs,
 )
-from .conftest import arbiter_pid
+from .conftest import arbiter_pid, has_another_arbiter
 from .suspended import Failed, Subject
 from .traces import Traces
 from .unreturned import (
@@ -74,7 +74,7 @@ def kill(rig: Rig, service: str) -> None:
     if service == "arbiter":
         before = arbiter_pid(plane)
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda: _has_another_arbiter(rig, before), message="another arbiter")
+        wait_for(lambda: has_another_arbiter(rig.plane, before), message="another arbiter")
         return
     plane.stop(service, signal.SIGKILL)
     if service == "server":
@@ -82,13 +82,6 @@ def kill(rig: Rig, service: str) -> None:
     else:
         plane.start_controller()
         wait_for(lambda: plane.node_state() == "up", message="the server to return by itself")
-
-
-def _has_another_arbiter(rig: Rig, before: int) -> bool:
-    try:
-        return arbiter_pid(rig.plane) != before
-    except AssertionError:
-        return False
 
 
 def goes_on(one: Unreturned) -> None:

@@ -291,8 +291,11 @@ TEST(Turns, WhoWaitsForATurnIsKeptBackAndWantsNoneWhileItsSessionStandsStill) {
   EXPECT_EQ(r.page->wants, 0u);
   EXPECT_EQ(r.gpu.issued(stream(1)), 0u);
   EXPECT_EQ(r.cut.kept_back(), 1u);
+  EXPECT_EQ(r.page->memory.waits, 1u) << "but for its memory, should that be out";
+  EXPECT_GE(r.page->memory.calls, 1u);
   r.cut.open();
   ASSERT_TRUE(soon([&] { return r.page->wants == 1; }));
+  EXPECT_EQ(r.page->memory.waits, 0u);
   r.give(kUntilWanted);
   program.join();
   EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
