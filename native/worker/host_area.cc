@@ -11,6 +11,7 @@
 #include <iterator>
 #include <utility>
 
+#include "wire/frame.h"
 #include "worker/memory.h"
 
 namespace sluice::worker {
@@ -27,6 +28,10 @@ bool is_whole(const HostArea::Piece& piece) {
   if (piece.bytes == 0 || piece.bytes % kGranularity != 0) return false;
   return piece.of_driver ||
          (fstat(piece.memory, &about) == 0 && static_cast<uint64_t>(about.st_size) >= piece.bytes);
+}
+
+uintptr_t first_whole(void* place) {
+  return wire::round_up(reinterpret_cast<uintptr_t>(place), kGranularity);
 }
 
 uint64_t total(const std::vector<HostArea::Piece>& pieces, bool of_driver) {
@@ -58,18 +63,14 @@ std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector
   // What is mapped needs none any more, and what the driver is to open has one in its chunk.
   for (const Piece& piece : pieces)
     if (!good || !piece.of_driver) ::close(piece.memory);
-  if (!good) {
-    for (Chunk& chunk : area->chunks_) chunk.memory = -1;
-    return nullptr;
-  }
+  if (!good) return nullptr;
   steps->done("host memory mapped");
   return area;
 }
 
 bool HostArea::map(const std::vector<Piece>& pieces, std::string* error) {
   if (!map_shared(pieces, error) || !reserve(pieces, error)) return false;
-  const auto begin = reinterpret_cast<uintptr_t>(shared_);
-  uint64_t shared = (begin + kGranularity - 1) & ~(kGranularity - 1), drivers = reserved_;
+  uint64_t shared = first_whole(shared_), drivers = reserved_;
   uint64_t at = 0;
   for (const Piece& piece : pieces) {
     uint64_t& address = piece.of_driver ? drivers : shared;
@@ -92,7 +93,7 @@ bool HostArea::map_shared(const std::vector<Piece>& pieces, std::string* error) 
   bool good = place != MAP_FAILED;
   if (good) {
     shared_ = place;
-    uintptr_t at = (reinterpret_cast<uintptr_t>(place) + kGranularity - 1) & ~(kGranularity - 1);
+    uintptr_t at = first_whole(place);
     for (const Piece& piece : pieces) {
       if (piece.of_driver) continue;
       good = good && mmap(reinterpret_cast<void*>(at), piece.bytes, PROT_READ | PROT_WRITE,

@@ -187,8 +187,8 @@ class SwapMemory:
     async def _make_ready(self, count: int) -> list[HostPiece]:
         """Some pieces of those that are to be ready; none: it is no time. Raises NoSwapMemory."""
         if self._driver_memory and self.may_open_gpus():
-            if self._moving or (wait := self._calm_at - time.monotonic()) > 0:
-                await asyncio.sleep(CALM_SECONDS if self._moving else wait)
+            if (wait := self._calm_at - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
                 return []
             try:
                 return await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)

@@ -17,7 +17,6 @@ are in build/measurements/delays.jsonl, and decide nothing. Takes about two and 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from run import Server, built, find_driver
+from run import Server, built, find_driver, native_environment
 from run_workloads import torch_version
 from tenants import Tenant, TenantFailed, Tenants, undisturbed
 from turns import of_neighbours, order, take_turns
@@ -91,12 +90,9 @@ class Measured:
 
 def environments(servers: Mapping[str, Server]) -> dict[str, dict[str, str]]:
     """Of a native program, and of one over each network."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    found = {NATIVE: plain}
+    found = {NATIVE: native_environment()}
     for name, server in servers.items():
-        found[name] = {**plain, **server.environments["tcp"], "LD_PRELOAD": server.preload}
-        found[name]["SLUICE_CONTROLLER"] = f"127.0.0.1:{NETWORKS[name].http_port}"
-        del found[name]["SLUICE_STATS"]  # what it prints is not asked for
+        found[name] = server.preloading("tcp", NETWORKS[name].http_port)
     return found
 
 

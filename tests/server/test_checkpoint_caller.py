@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from child_processes import children_running
 
 from sluice.server.checkpoints import caller as caller_module
 from sluice.server.checkpoints.caller import Caller, Lost, Unavailable
@@ -90,17 +91,7 @@ def this_process() -> WorkerRecord:
 
 def helpers() -> list[int]:
     """The processes of it that live, of this one's."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (entry / "stat").read_text()
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        fields = stat[stat.rindex(")") + 2 :].split()
-        if b"checkpoints/driver_process.py" in command and int(fields[1]) == os.getpid():
-            found += [int(entry.name)] if fields[0] != "Z" else []
-    return found
+    return children_running(os.getpid(), "checkpoints/driver_process.py")
 
 
 async def test_what_a_driver_answers_has_its_name(caller: Caller) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from child_processes import children_running
 
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.host_memory import driver_memory
@@ -75,17 +76,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
 
 def helpers() -> list[int]:
     """The processes of it that live, of this one's."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (entry / "stat").read_text()
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        fields = stat[stat.rindex(")") + 2 :].split()
-        if b"host_memory/driver_process.py" in command and int(fields[1]) == os.getpid():
-            found += [int(entry.name)] if fields[0] != "Z" else []
-    return found
+    return children_running(os.getpid(), "host_memory/driver_process.py")
 
 
 def descriptors() -> int:

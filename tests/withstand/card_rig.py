@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from child_processes import children_running
 from control_plane import ControlPlane, running, wait_for
 from faulty_driver import make_faulty_driver
 
+from .at_work import worker_of
 from .softgpu_card import SharedCard, shared_card
 from .suspended import PIECE_MIB, SLAB_MIB, Subject, grant_of, start_subject
 
@@ -125,13 +127,7 @@ class Rig:
         return [str(event["text"]) for event in found["events"]]
 
     def worker_of(self, subject: Subject) -> int:
-        [session] = [s for s in self.plane.sessions() if s["client_pid"] == subject.pid]
-        [pid] = [
-            record["pid"]
-            for record in self.plane.worker_records()
-            if record["session"] and record["session"]["id"] == session["id"]
-        ]
-        return int(pid)
+        return worker_of(self.plane, subject)
 
     def granted_mib(self, number: int = 0) -> int:
         """What is booked of a GPU."""
@@ -193,14 +189,4 @@ def is_right(subject: Subject) -> None:
 def helpers_of(plane: ControlPlane) -> list[int]:
     """The processes that ask the driver, of a plane's server."""
     assert plane.server
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes()
-            stat = (entry / "stat").read_text()
-        except OSError:
-            continue
-        parent = int(stat[stat.rindex(")") + 2 :].split()[1])
-        if b"checkpoints/driver_process.py" in command and parent == plane.server.pid:
-            found.append(int(entry.name))
-    return found
+    return children_running(plane.server.pid, "checkpoints/driver_process.py", zombies=True)

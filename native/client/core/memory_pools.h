@@ -21,6 +21,7 @@
 #include "client/core/device_memory.h"
 #include "client/core/pool_roster.h"
 #include "client/core/stream_order.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 
@@ -30,7 +31,7 @@ class MemoryPool;
 // (measured with driver 580). 0: there is none.
 constexpr uint64_t kPoolGrain = 32ull << 20;
 constexpr uint64_t whole_limit(uint64_t asked) {
-  return asked > UINT64_MAX - kPoolGrain ? asked : (asked + kPoolGrain - 1) & ~(kPoolGrain - 1);
+  return asked > UINT64_MAX - kPoolGrain ? asked : wire::round_up(asked, kPoolGrain);
 }
 
 // The pools of one vGPU, or of the host.
