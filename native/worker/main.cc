@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // sluice-worker: one process for one session (worker_process.h). docs/protocol.md describes what it
 // and the server say to each other.
+#include <malloc.h>
 #include <signal.h>
 
 #include <cstdio>
@@ -10,6 +11,9 @@
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
+  // The threads that run commands take turns, and each would fill an arena of its own with what
+  // NVRTC and cuDNN leave and find again (docs/decisions/0013-compiled-code.md).
+  mallopt(M_ARENA_MAX, 1);
   sluice::worker::Options options;
   std::string error;
   if (sluice::worker::read_options(argc, argv, &options, &error))

@@ -11,6 +11,7 @@
 #include "process/log.h"
 #include "wire/cudnn_backend.h"
 #include "worker/dispatch.h"
+#include "worker/library/cudnn_got.h"
 #include "worker/library/library.h"
 
 namespace sluice::worker {
@@ -53,7 +54,7 @@ namespace ids = sluice::library;
 using Descriptor = BackendDescriptor;
 
 constexpr int64_t kSuccess = 0, kNotSupported = 3000;
-constexpr int64_t kBadParam = 2000;
+constexpr int64_t kBadParam = 2000, kInternalError = 4000;
 constexpr uint32_t kVariantPack = 16, kTensor = 17;
 enum : uint32_t {
   kTensorDimensions = 902,
@@ -191,6 +192,29 @@ void build(Session& s, const Command& c, Reply& reply) {
   answer(c, status, "cudnnBackendFinalize", reply);
 }
 
+// Descriptors for the client's ids, which a look may have got already; none where cuDNN says no.
+// False: an id is none of the client's to give.
+bool get_objects(const Backend& b, const LibraryObject& from, const wire::BackendGet& request,
+                 const std::vector<uint64_t>& targets, int64_t* status, int64_t* count) {
+  const wire::BackendQuestion q{request.name, request.type, request.requested, request.target_type,
+                                0};
+  auto got = take_kept(*from.life, q);
+  if (!got) got = std::make_shared<GotDescriptors>(b, from.pointer, q);
+  *status = got->status();
+  *count = got->count();
+  if (*status != kSuccess) return true;
+  const std::vector<Descriptor> all = got->take(targets.size());
+  if (all.size() < targets.size()) *status = kInternalError;
+  size_t added = 0;
+  for (; *status == kSuccess && added < all.size(); ++added) {
+    LibraryObject target{ids::k_cudnn_backend, all[added]};
+    target.by_value = from.by_value;
+    if (!Libraries::get().objects.add(targets[added], target)) break;
+  }
+  for (size_t i = added; i < all.size(); ++i) b.destroy(all[i]);
+  return *status != kSuccess || added == all.size();
+}
+
 void get(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& request = d.fixed<wire::BackendGet>();
@@ -211,33 +235,17 @@ void get(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("BackendGet is cut short");
   if (!s.use_context(c.header.context)) return;
   const Backend& b = Backend::get_all();
-  int64_t status = b.whole ? kSuccess : kNotSupported;
-  std::vector<uint64_t> targets(request.targets);
-  if (!raw.empty()) std::memcpy(targets.data(), raw.data(), raw.size());
+  int64_t status = b.whole ? kSuccess : kNotSupported, count = 0;
   std::vector<std::byte> values(std::max<size_t>(room, 8));
-  for (uint32_t i = 0; i < request.targets && status == kSuccess; ++i) {
-    Descriptor made = nullptr;
-    status = b.create(static_cast<int32_t>(request.target_type), &made);
-    if (status != kSuccess) break;
-    LibraryObject target{ids::k_cudnn_backend, made};
-    target.by_value = from.by_value;
-    if (!Libraries::get().objects.add(targets[i], target)) {
-      b.destroy(made);
+  if (status == kSuccess && request.targets > 0) {
+    std::vector<uint64_t> targets(request.targets);
+    std::memcpy(targets.data(), raw.data(), raw.size());
+    if (!get_objects(b, from, request, targets, &status, &count))
       return s.reject("BackendGet mints an id that is taken or none");
-    }
-    std::memcpy(values.data() + size_t{i} * 8, &made, 8);
-  }
-  int64_t count = 0;
-  if (status == kSuccess)
+  } else if (status == kSuccess) {
     status =
         b.get(from.pointer, static_cast<int32_t>(request.name), static_cast<int32_t>(request.type),
               request.requested, &count, room ? values.data() : nullptr);
-  if (status != kSuccess && objects) {
-    // The client gives its ids back to nobody: nothing of them may stay.
-    for (const uint64_t id : targets) {
-      LibraryObject made;
-      if (Libraries::get().objects.take(id, &made)) b.destroy(made.pointer);
-    }
   }
   if (!c.answered()) return answer(c, status, "cudnnBackendGetAttribute", reply);
   reply.put(status);

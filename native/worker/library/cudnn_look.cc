@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What cuDNN's descriptors say, for a client that has asked the same of others like them before:
-// all of it in one answer. Descriptors that are got on the way are the worker's own and do not
-// outlive the command.
+// all of it in one answer. Descriptors that are got on the way are the worker's own; those of the
+// client's descriptors are kept for it, the others do not outlive the command.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "library/objects.h"
 #include "wire/cudnn_backend.h"
 #include "worker/library/cudnn_backend.h"
+#include "worker/library/cudnn_got.h"
 #include "worker/library/library.h"
 
 namespace sluice::worker {
@@ -25,19 +27,30 @@ class Look {
   Look(const Backend& backend, std::span<const wire::BackendQuestion> questions, Reply& reply)
       : backend_(backend), questions_(questions), reply_(reply) {}
 
+  // What is asked of one of the client's.
+  void at(const LibraryObject& one) {
+    Got got;
+    at(one.pointer, 0, &got);
+    // The one that it will ask for is not known; most have one.
+    if (!got.empty()) keep_with(*one.life, got.front());
+  }
+
+ private:
+  // Descriptors that were got of one.
+  using Got = std::vector<std::shared_ptr<GotDescriptors>>;
+
   // What hangs by `parent` (from 1; 0: by none), of one descriptor.
-  void at(BackendDescriptor from, uint32_t parent) {
+  void at(BackendDescriptor from, uint32_t parent, Got* got) {
     for (uint32_t i = parent; i < questions_.size() && !over_; ++i) {  // behind that one
       const wire::BackendQuestion& q = questions_[i];
       if (q.parent != parent) continue;
       if (q.type == wire::kBackendDescriptor && q.requested != 0)
-        nested(from, q, i + 1);
+        nested(from, q, i + 1, got);
       else
         plain(from, q);
     }
   }
 
- private:
   bool has_room(size_t bytes) {
     bytes_ += 16 + wire::round_up(bytes, 8);
     return ++answers_ <= wire::kMaxBackendAnswers && bytes_ + 16 < wire::kMaxAnswer;
@@ -68,46 +81,52 @@ class Look {
     reply_.put_bytes(values.data(), wire::round_up(filled, 8));
   }
 
-  void nested(BackendDescriptor from, const wire::BackendQuestion& q, uint32_t self) {
+  void nested(BackendDescriptor from, const wire::BackendQuestion& q, uint32_t self, Got* got) {
     if (!has_room(0)) return over();
-    if (q.requested < 0 || q.requested > kMostNested || depth_ == kDeepest ||
-        (made_ += q.requested) > kMostMade)
-      return put(kNotLooked, 0);
-    const Made made(backend_, q);
-    int64_t count = 0, status = made.status;
-    if (status == kSuccess)
-      status = backend_.get(from, static_cast<int32_t>(q.name), static_cast<int32_t>(q.type),
-                            q.requested, &count, const_cast<BackendDescriptor*>(made.all.data()));
-    put(status, count);
-    if (status != kSuccess) return;
+    if (!bounded(q) || depth_ == kDeepest) return put(kNotLooked, 0);
+    const GotDescriptors* const answer = find(from, q, got);
+    if (!answer) return put(kNotLooked, 0);
+    put(answer->status(), answer->count());
+    if (answer->status() != kSuccess) return;
     ++depth_;
-    for (int64_t i = 0; i < std::clamp<int64_t>(count, 0, q.requested) && !over_; ++i)
-      at(made.all[static_cast<size_t>(i)], self);
+    const auto all = answer->all();
+    for (size_t i = 0; i < std::min(all.size(), static_cast<size_t>(q.requested)) && !over_; ++i) {
+      Got below;
+      at(all[i], self, &below);
+    }
     --depth_;
+  }
+
+  static bool bounded(const wire::BackendQuestion& q) {
+    return q.requested >= 0 && q.requested <= kMostNested;
+  }
+
+  // cuDNN is asked once where it would say the same again: for as many as anybody asks for first,
+  // as that answers all that ask for more than there are. nullptr: it makes too many.
+  const GotDescriptors* find(BackendDescriptor from, const wire::BackendQuestion& q, Got* got) {
+    const auto known = [&]() -> const GotDescriptors* {
+      for (const auto& each : *got)
+        if (each->answers(q)) return each.get();
+      return nullptr;
+    };
+    if (const GotDescriptors* const answer = known()) return answer;
+    wire::BackendQuestion most = q;
+    for (const wire::BackendQuestion& other : questions_)
+      if (other.parent == q.parent && other.name == q.name && other.type == q.type &&
+          other.target_type == q.target_type && bounded(other))
+        most.requested = std::max(most.requested, other.requested);
+    for (const wire::BackendQuestion& ask : {most, q}) {
+      if ((made_ += ask.requested) > kMostMade) return nullptr;
+      got->push_back(std::make_shared<GotDescriptors>(backend_, from, ask));
+      if (const GotDescriptors* const answer = known()) return answer;
+    }
+    return nullptr;
   }
 
   void over() {
     put(kNotLooked, -1);
     over_ = true;
   }
-
-  struct Made {
-    Made(const Backend& b, const wire::BackendQuestion& q) : backend(b) {
-      for (int64_t i = 0; i < q.requested && status == kSuccess; ++i) {
-        BackendDescriptor one = nullptr;
-        status = b.create(static_cast<int32_t>(q.target_type), &one);
-        if (status == kSuccess) all.push_back(one);
-      }
-    }
-    ~Made() {
-      for (BackendDescriptor one : all) backend.destroy(one);
-    }
-    Made(const Made&) = delete;
-    Made& operator=(const Made&) = delete;
-    const Backend& backend;
-    std::vector<BackendDescriptor> all;
-    int64_t status = kSuccess;
-  };
 
   static constexpr int kDeepest = 4;
   static constexpr int64_t kMostMade = 16384;
@@ -152,7 +171,7 @@ void look_at_backend(Session& s, const Command& c, Reply& reply) {
   const Backend& b = Backend::get_all();
   if (!b.whole) return reply.put(kNotLooked);
   Look look(b, questions, reply);
-  for (const LibraryObject& one : all) look.at(one.pointer, 0);
+  for (const LibraryObject& one : all) look.at(one);
 }
 
 }  // namespace sluice::worker

@@ -32,6 +32,8 @@ struct LibraryTable {
 // Every library that was built in; generated.
 std::vector<LibraryTable> library_tables();
 
+class GotDescriptors;
+
 // What all copies of a LibraryObject share: who else has one is in a call with the object. One that
 // others hold outlives its destruction by the program: `end` is called when the last lets go.
 struct ObjectLife {
@@ -42,6 +44,9 @@ struct ObjectLife {
   }
   std::atomic<long> holders{0};
   std::function<void()> end;
+  // Of cuDNN's backend descriptors: what a look got of it (cudnn_got.h).
+  std::mutex got_mutex;
+  std::shared_ptr<GotDescriptors> got;
 };
 
 // The library keeps a pointer to that object in another one.

@@ -12,6 +12,7 @@
 namespace {
 
 std::atomic<uint64_t> g_made{0};
+std::atomic<int64_t> g_got{0};  // calls that gave descriptors
 
 uint64_t bytes(int32_t type, int64_t count) {
   return sluice::wire::backend_element_bytes(static_cast<uint32_t>(type)) *
@@ -77,6 +78,7 @@ SLUICE_PUBLIC int32_t cudnnBackendGetAttribute(void* descriptor, int32_t name, i
     return 0;
   }
   // Two of them, whatever is asked for.
+  if (elements) ++g_got;
   *count = kDescriptors;
   for (int64_t i = 0; elements && i < requested && i < kDescriptors; ++i)
     contents()[static_cast<void**>(elements)[i]] = mix(asked, static_cast<uint64_t>(i));
@@ -87,4 +89,5 @@ SLUICE_PUBLIC int64_t fake_cudnn_descriptors() {
   std::lock_guard lock(g_mutex);
   return static_cast<int64_t>(contents().size());
 }
+SLUICE_PUBLIC int64_t fake_cudnn_got() { return g_got; }
 SLUICE_PUBLIC int32_t cudnnBackendExecute(void*, void*, void*) { return 0; }

@@ -26,7 +26,7 @@ using client::library::LearnedQuestions;
 using client::library::State;
 using wire::BackendQuestion;
 
-constexpr int32_t kHeuristics = 6, kConfiguration = 3, kEngine = 2;
+constexpr int32_t kHeuristics = 6, kConfiguration = 3, kEngine = 2, kOther = 7;
 constexpr int32_t kResults = 402, kConfigurationEngine = 300, kIndex = 401, kNotes = 403;
 constexpr int32_t kInt64 = 3, kObjects = 15;
 constexpr int64_t kAskedFor = 5;
@@ -93,12 +93,24 @@ class Looking : public RoundTrip {
     return said;
   }
   uint64_t trips() { return world().channel->answered; }
-  static int64_t on_node() {
+  // What the stand-in counts.
+  static int64_t counted(const char* what) {
     void* fake = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
-    auto* count = reinterpret_cast<int64_t (*)()>(dlsym(fake, "fake_cudnn_descriptors"));
+    auto* count = reinterpret_cast<int64_t (*)()>(dlsym(fake, what));
     const int64_t all = count ? count() : -1;
     if (fake) dlclose(fake);
     return all;
+  }
+  static int64_t on_node() { return counted("fake_cudnn_descriptors"); }
+  void destroy_last() {
+    EXPECT_EQ(cudnnBackendDestroyDescriptor(made_.back()), 0);
+    made_.pop_back();
+  }
+  // All that has been sent is done. By a kind of descriptor of which nothing else is asked.
+  void drain() {
+    void* other = create(kOther);
+    EXPECT_EQ(cudnnBackendFinalize(other), 0);
+    number(other, kNotes);
   }
 
   std::vector<void*> made_;
@@ -124,19 +136,59 @@ TEST_F(Looking, WhatOthersWereAskedComesInOneAnswer) {
   EXPECT_NE(read(build(4)), together);
 }
 
-TEST_F(Looking, WhatIsGotOnTheWayDoesNotStay) {
+TEST_F(Looking, WhatIsGotOnTheWayStaysUntilItIsAskedForOrTheDescriptorEnds) {
   read(build(11));
   read(build(12));
-  EXPECT_EQ(cudnnBackendDestroyDescriptor(made_.back()), 0);
-  made_.pop_back();
+  destroy_last();
   build(13);
   const int64_t before = on_node();
   ASSERT_GT(before, 0);
   int64_t count = 0;
   void* another = build(14);
-  // a look at all that hangs by it
+  // a look at all that hangs by it: its own are kept, what hangs by those is not
   EXPECT_EQ(cudnnBackendGetAttribute(another, kResults, kObjects, 0, &count, nullptr), 0);
-  EXPECT_EQ(on_node(), before + 1);
+  EXPECT_EQ(on_node(), before + 1 + kAskedFor);
+  destroy_last();
+  drain();
+  EXPECT_EQ(on_node(), before + 1);  // that of drain()
+}
+
+TEST_F(Looking, CudnnIsAskedOnceForWhatALookHasGot) {
+  read(build(21));
+  read(build(22));
+  const int64_t before = counted("fake_cudnn_got");
+  read(build(23));
+  drain();
+  // its results, and of each of the two its engine: in the look, and the engines for the client
+  EXPECT_EQ(counted("fake_cudnn_got") - before, 1 + 2 + 2);
+}
+
+// As when programs ask for as many as they were told that there are.
+TEST_F(Looking, CudnnIsAskedOnceForMoreAndForFewer) {
+  read(build(31));
+  const auto ask = [&](void* heuristics, int64_t requested) {
+    std::vector<void*> found;
+    for (int64_t i = 0; i < requested; ++i) found.push_back(create(kConfiguration));
+    int64_t count = 0;
+    EXPECT_EQ(
+        cudnnBackendGetAttribute(heuristics, kResults, kObjects, requested, &count, found.data()),
+        0);
+    EXPECT_EQ(count, 2);
+    return std::pair{number(found[0], kNotes), number(found[1], kNotes)};
+  };
+  const auto three = ask(build(32), 3);
+  const auto eight = ask(build(32), 8);
+  EXPECT_EQ(three, eight);
+  void* next = build(33);
+  const int64_t before = counted("fake_cudnn_got");
+  int64_t count = 0;
+  EXPECT_EQ(cudnnBackendGetAttribute(next, kResults, kObjects, 0, &count, nullptr), 0);
+  const int64_t looked = counted("fake_cudnn_got");
+  const auto fewer = ask(next, 3);
+  drain();
+  EXPECT_EQ(counted("fake_cudnn_got"), looked);  // the look had it
+  EXPECT_LE(looked - before, 1 + 3 * 2);         // and asked once; the engines for each question
+  EXPECT_EQ(ask(build(33), 8), fewer);
 }
 
 TEST(LearnedQuestions, AreBoundedAndHangTogether) {
