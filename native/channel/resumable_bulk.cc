@@ -47,6 +47,11 @@ bool ResumableStream::take_wanted(uint32_t* epoch) {
   return true;
 }
 
+bool ResumableStream::has_subflows() const {
+  const Link there = link();
+  return there && there->subflows.count_for(kBulk) > 1;
+}
+
 bool ResumableStream::take_subflow(uint32_t epoch, uint32_t number,
                                    std::unique_ptr<Connection> subflow) {
   wire::StreamRecord hello{};

@@ -119,6 +119,8 @@ class ResumableStream : public Stream {
   // Bulk comes or goes: whoever dials is told once for each connection that it has no subflows.
   void want_subflows();
   bool take_wanted(uint32_t* epoch);
+  // Whether bulk goes over several connections right now.
+  bool has_subflows() const;
 
   // Told of each connection after the first, before anything is read from it.
   std::function<void(int socket)> on_connection;

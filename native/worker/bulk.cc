@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/bulk.h"
 
+#include <cstdlib>
+
 #include "channel/own_memory.h"
 #include "wire/frame.h"
 
@@ -8,17 +10,20 @@ namespace sluice::worker {
 
 BulkFrame* BulkFrames::add() {
   void* at = nullptr;
-  if (driver_.cuMemHostAlloc(&at, wire::kMaxFrameBytes, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-    return nullptr;
+  const bool pinned = driver_.cuMemHostAlloc(&at, bytes_, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS;
+  if (!pinned) at = bytes_ > wire::kMaxFrameBytes ? std::aligned_alloc(4096, bytes_) : nullptr;
+  if (!at) return nullptr;
   all_.push_back({});
-  all_.back().at = static_cast<std::byte*>(at);
-  channel::OwnMemory::add(all_.back().at + kHead, wire::kMaxFrameBytes - kHead);
-  return &all_.back();
+  BulkFrame& added = all_.back();
+  added.at = static_cast<std::byte*>(at);
+  added.owner = this;
+  if (pinned) channel::OwnMemory::add(added.at + kHead, bytes_ - kHead);
+  return &added;
 }
 
 BulkFrame* BulkFrames::take() {
   std::lock_guard lock(mutex_);
-  if (all_.size() < kBuffers || aside_.empty())
+  if (all_.size() < most_ || aside_.empty())
     if (BulkFrame* const added = add()) return added;
   if (aside_.empty()) return nullptr;
   BulkFrame* oldest = aside_.front();
@@ -31,7 +36,7 @@ BulkFrame* BulkFrames::take() {
 
 BulkFrame* BulkFrames::take_ahead() {
   std::lock_guard lock(mutex_);
-  if (all_.size() < kBuffers)
+  if (all_.size() < most_)
     if (BulkFrame* const added = add()) return added;
   if (aside_.empty()) return nullptr;
   BulkFrame* oldest = aside_.front();

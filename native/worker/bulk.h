@@ -17,8 +17,9 @@
 namespace sluice::worker {
 
 struct BulkFrame {
-  std::byte* at = nullptr;  // kMaxFrameBytes
-  bool is_read = false;     // `read` says until when
+  std::byte* at = nullptr;  // as many bytes as all of `owner`
+  class BulkFrames* owner = nullptr;
+  bool is_read = false;  // `read` says until when
   CUevent read = nullptr;
   uint32_t device = 0;  // of the event
 };
@@ -28,9 +29,13 @@ class BulkFrames {
   // In front of the data: what is checked and decided on, which a client cannot write into.
   static constexpr size_t kHead = sizeof(wire::FrameHeader) + sizeof(wire::CopyToDevice);
 
-  explicit BulkFrames(const Driver& driver) : driver_(driver) {}
+  // Each of so many bytes, `most` of them; of large ones fewer are enough, as each takes longer to
+  // receive than to be read.
+  BulkFrames(const Driver& driver, size_t bytes, size_t most)
+      : driver_(driver), bytes_(bytes), most_(most) {}
 
-  // A buffer that nobody reads; waits for the oldest. nullptr: there is no pinned memory.
+  // A buffer that nobody reads; waits for the oldest. nullptr: there is no memory. Where none can
+  // be pinned, a large frame still has to be received somewhere.
   BulkFrame* take();
   // The same for a frame that comes later, without waiting; nullptr: there is none now.
   BulkFrame* take_ahead();
@@ -39,10 +44,10 @@ class BulkFrames {
   void give_back(BulkFrame* frame);
 
  private:
-  static constexpr size_t kBuffers = 6;  // some are read, one is received into, two are ahead
-  BulkFrame* add();                      // mutex_ held
+  BulkFrame* add();  // mutex_ held
 
   const Driver& driver_;
+  const size_t bytes_, most_;
   std::mutex mutex_;
   std::deque<BulkFrame> all_;
   std::deque<BulkFrame*> aside_;  // oldest first

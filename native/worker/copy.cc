@@ -192,7 +192,7 @@ void to_device(Session& s, const Command& c, Reply& reply) {
   if (!accept(s, c, copy, &stream, &v, &from)) return;
   uint64_t pitch = copy.host_pitch;
   if (copy.place == wire::HostPlace::kInline) {
-    if (copy.width > wire::kMaxFrameBytes || copy.rows > wire::kMaxFrameBytes)
+    if (copy.width > wire::kMaxLargeFrameBytes || copy.rows > wire::kMaxLargeFrameBytes)
       return s.reject("CopyToDevice carries more than a frame holds");
     const auto data = d.bytes(copy.width * copy.rows);
     if (!d.ok()) return s.reject("CopyToDevice carries less than it says");
@@ -205,7 +205,7 @@ void to_device(Session& s, const Command& c, Reply& reply) {
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, copy.device_address, from, copy.width * copy.rows));
   if (reply.status == CUDA_SUCCESS && c.bulk)
-    reply.status = s.bulk.read_by(*c.bulk, stream, v->index);
+    reply.status = c.bulk->owner->read_by(*c.bulk, stream, v->index);
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);

@@ -28,9 +28,10 @@ class Endpoint {
   virtual ~Endpoint() = default;
   // `out` has room for kMaxFrameBytes. Network endpoints block instead of answering kEmpty.
   virtual Got take(std::byte* out) = 0;
-  // Asked by take() of a network's endpoint for the place of a frame with bulk data, instead of
-  // `out`; nullptr: there is none.
-  std::function<std::byte*()> place_for_bulk;
+  // Asked by take() of a network's endpoint for the place of a frame with bulk data, of so many
+  // bytes, instead of `out`; nullptr: there is none. One of more than kMaxFrameBytes, up to
+  // kMaxLargeFrameBytes, has to have one.
+  std::function<std::byte*(size_t bytes)> place_for_bulk;
   // A place for a later frame, kept for it; nullptr: there is none now. And that frame has come.
   std::function<std::byte*()> place_ahead;
   std::function<void(std::byte* place)> came_to;

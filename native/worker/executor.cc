@@ -48,8 +48,8 @@ Executor::Executor(Session& session, std::function<void(const process::End&)> en
       endpoint_(session.endpoint()),
       ended_(std::move(ended)),
       lanes_(std::make_unique<std::atomic<bool>[]>(endpoint_.lane_count())) {
-  endpoint_.place_for_bulk = [this] {
-    bulk_ = session_.bulk.take();
+  endpoint_.place_for_bulk = [this](size_t bytes) {
+    bulk_ = (bytes <= wire::kMaxFrameBytes ? session_.bulk : session_.large_bulk).take();
     return bulk_ ? bulk_->at : nullptr;
   };
   endpoint_.place_ahead = [this]() -> std::byte* {
@@ -173,7 +173,7 @@ void Executor::lead(std::byte* frame) {
     bool parked = false;
     BulkFrame* const bulk = std::exchange(bulk_, nullptr);
     if (!run(bulk ? bulk->at : frame, bulk, &parked) || over_) return;
-    if (bulk) session_.bulk.give_back(bulk);
+    if (bulk) bulk->owner->give_back(bulk);
     // After a parked command somebody else may lead; whoever finds the baton free goes on.
     if (parked) {
       if (baton_.exchange(true, std::memory_order_acq_rel)) return;

@@ -12,7 +12,12 @@
 namespace sluice::worker {
 
 Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
-    : driver(d), plan(std::move(p)), bulk(d), bounces(d), endpoint_(std::move(endpoint)) {
+    : driver(d),
+      plan(std::move(p)),
+      bulk(d, wire::kMaxFrameBytes, 6),  // some are read, one is received into, two are ahead
+      large_bulk(d, wire::kMaxLargeFrameBytes, 4),
+      bounces(d),
+      endpoint_(std::move(endpoint)) {
   events_of_others = std::make_unique<SharedEvents>(*this);
 }
 

@@ -99,7 +99,7 @@ class Session {
   bool concurrent = false;                // the GPUs are run through MPS
 
   // Memory through which data passes.
-  BulkFrames bulk;
+  BulkFrames bulk, large_bulk;
   Bounces bounces;
   ArenaViews arena_views;
   CompletionPage marks;

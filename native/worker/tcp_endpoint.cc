@@ -59,8 +59,11 @@ class TcpEndpoint : public Endpoint {
   Got take(std::byte* out) override {
     wire::FrameHeader h;
     if (const Got g = read(reinterpret_cast<std::byte*>(&h), sizeof h); g != Got::kFrame) return g;
-    if (h.size < sizeof h || h.size > wire::kMaxFrameBytes || h.size % 8) return Got::kBroken;
-    in_bulk_ = h.function == wire::kCopyToDevice && h.size >= kBulk;
+    const bool copies = h.function == wire::kCopyToDevice;
+    const uint32_t most =
+        copies && place_for_bulk ? wire::kMaxLargeFrameBytes : wire::kMaxFrameBytes;
+    if (h.size < sizeof h || h.size > most || h.size % 8) return Got::kBroken;
+    in_bulk_ = copies && h.size >= kBulk;
     size_t have = sizeof h;
     std::memcpy(out, &h, sizeof h);
     if (in_bulk_ && place_for_bulk) {
@@ -68,8 +71,9 @@ class TcpEndpoint : public Endpoint {
         if (const Got g = read(out + have, BulkFrames::kHead - have); g != Got::kFrame) return g;
         have = BulkFrames::kHead;
       }
-      std::byte* const place = place_of_data(h.size - have);
+      std::byte* const place = place_of_data(h.size - have, h.size);
       if (place) out = static_cast<std::byte*>(std::memcpy(place, out, have));
+      if (!place && h.size > wire::kMaxFrameBytes) return no_room(h.size);
     }
     const Got got = h.size == have ? Got::kFrame : read(out + have, h.size - have);
     buffered_.store(begin_ < end_ || stream_->pending(), std::memory_order_relaxed);
@@ -260,8 +264,8 @@ class TcpEndpoint : public Endpoint {
   }
 
   // Of a bulk frame whose head has been read. It was received there already, or is to be.
-  std::byte* place_of_data(size_t bytes) {
-    const auto end = rdma();
+  std::byte* place_of_data(size_t bytes, size_t frame) {
+    const auto end = frame <= wire::kMaxFrameBytes ? rdma() : nullptr;  // as large as those ahead
     std::byte* const data = end && begin_ == end_ && !places_.empty() && spill_empty()
                                 ? stream_->await_placed(bytes)
                                 : nullptr;
@@ -272,7 +276,11 @@ class TcpEndpoint : public Endpoint {
       came_to(place);
       return place;
     }
-    return place_for_bulk();
+    return place_for_bulk(frame);
+  }
+  static Got no_room(size_t bytes) {
+    process::log_error("no memory for a frame of " + std::to_string(bytes) + " bytes");
+    return Got::kBroken;
   }
   bool spill_empty() {
     std::lock_guard lock(read_mutex_);

@@ -6,6 +6,7 @@ What is cut is in test_broken_connections.py, whose large copies have some.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +62,27 @@ def test_large_copies_have_connections_of_their_own(
     if others:
         assert sum(others) > 5 * first
         assert min(others) > max(others) / 2
+
+
+def test_large_copies_come_in_fewer_pieces_over_several_connections(
+    plane: ControlPlane, network: BreakingNetwork
+) -> None:
+    pieces = {}
+    for connections in (0, 4):
+        told = {"SLUICE_BULK_CONNECTIONS": str(connections), "SLUICE_STATS": "1"}
+        done = subprocess.run(
+            [build_programs("bulk_copies") / "bulk_copies"],
+            env=plane.program_environment(SLUICE_GMEM="512", SLUICE_CHANNEL="tcp", **told),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.stdout == (EXPECTED / "bulk_copies.out").read_text()
+        found = re.search(r"(\d+) asynchronous commands of CopyToDevice", done.stderr)
+        assert found, done.stderr
+        pieces[connections] = int(found[1])
+    assert pieces[4] < pieces[0] / 2
 
 
 def test_nobody_else_gives_a_session_subflows(

@@ -90,6 +90,9 @@ class Channel {
   std::function<void(uint32_t node, uint64_t device)> on_link_lost;
   // Data that one command may carry.
   virtual size_t inline_limit() const = 0;
+  // The same of a copy to the device, where the worker takes_large_copies: what is cut over several
+  // connections waits for all of them after each piece.
+  virtual size_t copy_limit() const { return inline_limit(); }
   virtual uint32_t lane_count() const = 0;
 
   // The process ends in good order, everything was committed.

@@ -60,6 +60,9 @@ class StreamChannel : public Channel {
   std::atomic<uint64_t>* marks() override { return nullptr; }
   std::span<std::byte> arena() override { return {}; }
   size_t inline_limit() const override { return 960 << 10; }  // a multiple of the page
+  size_t copy_limit() const override {
+    return resumable_ && resumable_->has_subflows() ? 4 << 20 : inline_limit();
+  }
   uint32_t lane_count() const override { return kLanes; }
   void close() override;
   std::span<const std::byte> open_reply() override { return open_reply_; }

@@ -2,6 +2,7 @@
 // Copies from the host to the device. Each goes the first of three ways that it can: in place, out
 // of the arena; inside of commands, when it is small or no memory is shared; through staging pieces
 // of the arena, a few of which are under way at a time.
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <span>
@@ -65,6 +66,8 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
   std::vector<std::byte> packed;
   const bool whole = r.rows == 1 || from_pitch == r.width;
   Channel& channel = s->channel().towards(stream->device->index);
+  if (!to.array && (stream->device->record.abilities & wire::kTakesLargeCopies))
+    limit = std::max<uint64_t>(limit, channel.copy_limit());
   const Lent how = whole && stays(s, from, r.width * r.rows, wait) ? Lent::kUntilStreamPassed
                                                                    : Lent::kUntilSettled;
   const bool lent = whole && channel.begin_lending(r.width * r.rows, how);

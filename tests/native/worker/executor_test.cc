@@ -264,15 +264,18 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
   struct Case {
     uint32_t size;
     const char* reason;
-    wire::EndCause cause = wire::EndCause::kClientRefused;
+    uint16_t function = wire::kPing;
   };
   for (const Case& c :
        {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
         Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
-        Case{64, "connection to the client was lost"}}) {
+        Case{64, "connection to the client was lost"},
+        Case{wire::kMaxLargeFrameBytes, "no valid frame"},
+        Case{wire::kMaxLargeFrameBytes + 8, "no valid frame", wire::kCopyToDevice},
+        Case{~0u - 7, "no valid frame", wire::kCopyToDevice}}) {
     Rig& rig = keep<Rig>(Kind::kTcp);
     ASSERT_TRUE(rig.executor->start());
-    const wire::FrameHeader h{c.size, wire::kPing, 0, 1, 1};
+    const wire::FrameHeader h{c.size, c.function, 0, 1, 1};
     ASSERT_EQ(::send(rig.client_socket, &h, sizeof h, 0), static_cast<ssize_t>(sizeof h));
     ASSERT_EQ(shutdown(rig.client_socket, SHUT_WR), 0);
     ASSERT_TRUE(rig.ended.wait()) << c.size;
