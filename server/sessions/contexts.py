@@ -165,7 +165,7 @@ class Contexts:
         if not there:
             return
         found = self._rules.why_not(there, self.standings, self._gpus(), promised=promised)
-        if found.why is Stays.NONE and not self._book(there):
+        if found.why is Stays.NONE and not await self._book(there):
             found = replace(found, why=Stays.HOST_MEMORY)
         if found.why is not Stays.NONE:
             self._stay(there, stays(found.why, found.note))
@@ -201,9 +201,9 @@ class Contexts:
         standing = self.standings.get(session.id) or Standing()
         return standing.host_mib + self._left_mib(session)
 
-    def _book(self, sessions: Sequence[Session]) -> bool:
+    async def _book(self, sessions: Sequence[Session]) -> bool:
         try:
-            self._swap.take({session.id: self._host_mib(session) for session in sessions})
+            await self._swap.book({s.id: self._host_mib(s) for s in sessions}, {}, {})
         except NoSwapMemory:
             return False
         return True

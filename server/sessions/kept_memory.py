@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory that sessions keep, mapped, when they have come back: who gives it up, and when.
+
+Owned by sessions.suspending. What a session keeps is its own, and spares the next suspension, or
+the next turn of an oversubscribed GPU, the making and mapping of it. It is in nobody's way for
+long: a move that needs the room has those give theirs up that have kept it the longest, as many as
+are needed, and what is to be ready (`ready_mib`) has its room made in the background. Who is asked
+is asked under his grant's lock, which nobody here ever waits for: grants of which steps are under
+way keep what they have, so that two that are suspended at once do not wait for each other. A worker
+that does not answer within seconds, or gives nothing up, stays booked, as one that was taken over
+can hold what its session had; it is not asked again before something has become of that, and is not
+ended: it has no more than it was given, and may only be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.host_memory.pieces import NoSwapMemory
+from sluice.server.sessions.records import Session
+from sluice.server.sessions.standing import UNDER_WAY, Standing
+from sluice.server.sessions.suspension_steps import SuspensionSteps
+from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.workers.packets import Message
+
+#: For one worker: it takes 2.5 ms a GiB of the driver's memory, and up to a tenth of a second for
+#: shared memory on small pages.
+ANSWER_SECONDS, ANSWER_SECONDS_PER_GIB = 2.0, 0.25
+#: After which no other one is asked.
+MOST_SECONDS = 5.0
+#: What is to be ready has its room made when nothing has just moved.
+PAUSE_SECONDS = 2.0
+MIB_PER_GIB = 1024
+
+
+class KeptMemory:
+    """Of the sessions of this server."""
+
+    def __init__(
+        self,
+        swap: SwapMemory,
+        steps: SuspensionSteps,
+        of: Callable[[Session], Standing],
+        lock: Callable[[str], asyncio.Lock],
+    ) -> None:
+        """`of`: how a session stands; raises OrderRefused where it has ended. `lock`: a grant's."""
+        self._swap = swap
+        self._steps = steps
+        self._of = of
+        self._lock = lock
+        self._sessions: dict[str, Session] = {}
+        self._asking = asyncio.Lock()  # one asks at a time, and waits for no other lock meanwhile
+        self._unwilling: dict[str, int] = {}  # MiB that one kept although it was asked
+        self._looking: asyncio.Task[None] | None = None
+        self._is_due = False  # somebody has to look
+        swap.make_room = self._make_room
+        swap.on_moved = self.look
+
+    def follow(self, session: Session) -> None:
+        """What its worker keeps is booked; one of an earlier server may say so."""
+        self._sessions[session.id] = session
+        most = sum(session.vgpus[place].memory_mib for place in session.places)
+        if kept_mib := min(self._of(session).kept_mib, most):
+            self._swap.keep(session.id, kept_mib)
+            self.look()
+
+    def leave(self, session: Session) -> None:
+        """It has ended."""
+        self._sessions.pop(session.id, None)
+        self._unwilling.pop(session.id, None)
+
+    async def book(self, sessions: Sequence[Session]) -> None:
+        """For what is planned of these, under their grant's lock. Raises OrderRefused."""
+        standings = {session.id: self._of(session) for session in sessions}
+        wanted = {session_id: standing.host_mib for session_id, standing in standings.items()}
+        kept = {
+            session_id: min(standing.left_over_mib, self._swap.kept_by(session_id))
+            for session_id, standing in standings.items()
+        }
+        new = {session_id: standing.new_mib for session_id, standing in standings.items()}
+        try:
+            await self._swap.book(wanted, kept, new)
+        except NoSwapMemory as none:
+            raise OrderRefused(str(none)) from None
+
+    def look(self) -> None:
+        """Has room made for what is to be ready, in a moment, if it has none."""
+        self._is_due = True
+        if self._swap.crowded_mib and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        while self._is_due and self._swap.crowded_mib:
+            self._is_due = False
+            await asyncio.sleep(PAUSE_SECONDS)
+            async with self._asking:
+                await self._ask(lambda: self._swap.crowded_mib)
+
+    async def _make_room(self, short_mib: Callable[[], int]) -> str:
+        """Until nothing is short; why some who keep memory do not give it up."""
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                await self._asking.acquire()
+        except TimeoutError:
+            return "others wait for what sessions keep there; try again"
+        try:
+            why_not = {each: self._why_not(each) for each in self._swap.keepers()}
+            free = sum(self._swap.kept_by(each) for each, why in why_not.items() if not why)
+            if free >= short_mib():
+                why_not |= await self._ask(short_mib)
+        finally:
+            self._asking.release()
+        return ", ".join(
+            f"session {each} keeps {self._swap.kept_by(each)} MiB ({why})"
+            for each, why in why_not.items()
+            if why and self._swap.kept_by(each)
+        )
+
+    def _why_not(self, session_id: str) -> str:
+        """Why a session is not asked; "": it is."""
+        session = self._sessions.get(session_id)
+        try:
+            standing = self._of(session) if session else None
+        except OrderRefused:
+            standing = None
+        if session is None or standing is None:
+            return "it has ended"
+        if self._unwilling.get(session_id) == self._swap.kept_by(session_id):
+            return "its worker gave nothing up when it was asked"
+        if standing.owed:
+            return "its worker does not answer"
+        if self._lock(session.grant_id).locked() or standing.state in UNDER_WAY:
+            return "its memory moves"
+        if session.context_away:
+            return "its context is off its GPU"
+        return ""
+
+    async def _ask(self, short_mib: Callable[[], int]) -> dict[str, str]:
+        """Who has kept the longest first, one after the other; why some gave nothing."""
+        found, end = dict[str, str](), time.monotonic() + MOST_SECONDS
+        for session_id in self._swap.keepers():
+            if not short_mib() or time.monotonic() > end:
+                break
+            if not self._why_not(session_id):
+                found[session_id] = await self._ask_one(self._sessions[session_id])
+        return found
+
+    async def _ask_one(self, session: Session) -> str:
+        """Has it give up all that it keeps; why it did not."""
+        before = self._swap.kept_by(session.id)
+        lock = self._lock(session.grant_id)
+        if not await _taken_at_once(lock):
+            return "its memory moves"
+        try:
+            seconds = ANSWER_SECONDS + ANSWER_SECONDS_PER_GIB * before / MIB_PER_GIB
+            await self._steps.step(session, Message("give_up"), seconds)
+            self._swap.lower_kept(session.id, self._of(session).kept_mib)
+        except OrderRefused as refused:
+            return str(refused)
+        finally:
+            lock.release()
+        kept = self._swap.kept_by(session.id)
+        if kept:
+            self._unwilling[session.id] = kept
+            return "its worker gave nothing more up"
+        session.log.write(f"gave {before} MiB of host memory up that it kept, as others need it")
+        return ""
+
+
+async def _taken_at_once(lock: asyncio.Lock) -> bool:
+    """False: somebody has it, or is about to."""
+    try:
+        async with asyncio.timeout(0):
+            await lock.acquire()
+    except TimeoutError:
+        return False
+    return True
