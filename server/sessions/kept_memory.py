@@ -74,13 +74,13 @@ class KeptMemory:
 
     async def book(self, sessions: Sequence[Session]) -> None:
         """For what is planned of these, under their grant's lock. Raises OrderRefused."""
-        standings = {session.id: self._of(session) for session in sessions}
-        wanted = {session_id: standing.host_mib for session_id, standing in standings.items()}
-        kept = {
-            session_id: min(standing.left_over_mib, self._swap.kept_by(session_id))
-            for session_id, standing in standings.items()
-        }
-        new = {session_id: standing.new_mib for session_id, standing in standings.items()}
+        wanted, kept, new = dict[str, int](), dict[str, int](), dict[str, int]()
+        for session in sessions:
+            standing = self._of(session)
+            wanted[session.id], new[session.id] = standing.host_mib, standing.new_mib
+            # it has what it had and what it is given, whatever it says
+            most = self._swap.has(session.id) + standing.new_mib - standing.host_mib
+            kept[session.id] = max(0, min(standing.left_over_mib, most))
         try:
             await self._swap.book(wanted, kept, new)
         except NoSwapMemory as none:

@@ -58,6 +58,7 @@ class SuspensionSteps:
                 drain = self._drain_seconds if standing.state == UNDER_WAY[0] else 0.0
                 seconds = seconds_for(standing.movable_mib) + drain
             await self._said(session, seconds)
+            self._swap.lower_kept(session.id, standing.kept_mib)
 
     async def stop(self, session: Session) -> None:
         """It stands still, at a cut of its own."""

@@ -78,7 +78,8 @@ class SwapMemory:
         """What one keeps."""
         return self._kept.get(session_id, 0)
 
-    def _has(self, session_id: str) -> int:
+    def has(self, session_id: str) -> int:
+        """What one has in all."""
         return self._taken.get(session_id, 0) + self._kept.get(session_id, 0)
 
     def may_keep(self, session_id: str) -> bool:
@@ -98,7 +99,7 @@ class SwapMemory:
     def short_mib(self, wanted: Mapping[str, int], kept: Mapping[str, int]) -> int:
         """How much more there would have to be for take()."""
         keeps = sum(kept.get(session_id, self.kept_by(session_id)) for session_id in wanted)
-        others = self.used_mib + self.kept_mib - sum(map(self._has, wanted))
+        others = self.used_mib + self.kept_mib - sum(map(self.has, wanted))
         return max(0, others + keeps + sum(wanted.values()) - self.limit_mib)
 
     async def book(
@@ -168,7 +169,7 @@ class SwapMemory:
 
         It cannot have more than is booked for it. What it keeps it has kept since now.
         """
-        kept_mib = max(0, min(kept_mib, self._has(session_id) - mib))
+        kept_mib = max(0, min(kept_mib, self.has(session_id) - mib))
         self.give(session_id)
         if mib:
             self._taken[session_id] = mib
