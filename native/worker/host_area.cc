@@ -176,13 +176,17 @@ void HostArea::give_up(Chunk* chunk) {
   mmap(chunk->address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 
-void HostArea::keep_only(const std::vector<Run>& used) {
-  auto run = used.begin();
-  for (Chunk& chunk : chunks_) {
-    while (run != used.end() && run->end <= chunk.begin) ++run;
-    const bool is_used = run != used.end() && run->begin < chunk.end;
-    if (!is_used && !chunk.is_gone) give_up(&chunk);
+uint64_t HostArea::give_up(const std::vector<Run>& used, uint64_t bytes) {
+  uint64_t given = 0;
+  auto run = used.rbegin();
+  for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend() && given < bytes; ++chunk) {
+    while (run != used.rend() && run->begin >= chunk->end) ++run;
+    const bool is_used = run != used.rend() && run->end > chunk->begin;
+    if (is_used || chunk->is_gone) continue;
+    give_up(&*chunk);
+    given += chunk->end - chunk->begin;
   }
+  return given;
 }
 
 std::vector<HostArea::Run> HostArea::runs() const {

@@ -50,8 +50,9 @@ class HostArea {
   // What is there, in order, and how much that is.
   std::vector<Run> runs() const;
   uint64_t bytes() const;
-  // Gives up the pieces that none of these lies in, which are in order; a context is current.
-  void keep_only(const std::vector<Run>& used);
+  // Gives up the last of the pieces that none of these lies in, which are in order, until that is
+  // so much; returns how much it was. A context is current.
+  uint64_t give_up(const std::vector<Run>& used, uint64_t bytes);
 
  private:
   struct Chunk {

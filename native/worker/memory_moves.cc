@@ -176,8 +176,8 @@ std::vector<HostArea::Run> MemoryMoves::used(const HostArea& area) const {
   return found;
 }
 
-std::vector<MemoryMoves::Room> MemoryMoves::rooms() const {
-  std::vector<Room> found;
+std::vector<MemoryMoves::Gap> MemoryMoves::gaps() const {
+  std::vector<Gap> found;
   for (const auto& area : areas_) {
     const std::vector<HostArea::Run> taken = used(*area);
     auto next = taken.begin();
@@ -191,24 +191,24 @@ std::vector<MemoryMoves::Room> MemoryMoves::rooms() const {
   return found;
 }
 
-// Where each is to go: into the first room of what is kept that it fits in, so that neighbours stay
+// Where each is to go: into the first gap of what is kept that it fits in, so that neighbours stay
 // neighbours, else side by side into new memory (area: nullptr). Returns how much that has to be.
 uint64_t MemoryMoves::lay_out(const Pieces& going) {
-  std::vector<Room> all = rooms();
+  std::vector<Gap> all = gaps();
   uint64_t fresh = 0;
   for (Piece* piece : going) {
-    const auto fits = [&](const Room& room) { return room.end - room.begin >= piece->bytes; };
-    const auto room = std::ranges::find_if(all, fits);
-    if (room == all.end()) {
+    const auto fits = [&](const Gap& gap) { return gap.end - gap.begin >= piece->bytes; };
+    const auto gap = std::ranges::find_if(all, fits);
+    if (gap == all.end()) {
       piece->area = nullptr;
       piece->host = fresh;
       fresh += piece->bytes;
       continue;
     }
-    piece->area = room->area;
-    piece->host = room->begin;
-    room->begin += piece->bytes;
-    if (room->begin == room->end) all.erase(room);
+    piece->area = gap->area;
+    piece->host = gap->begin;
+    gap->begin += piece->bytes;
+    if (gap->begin == gap->end) all.erase(gap);
   }
   return fresh;
 }
@@ -436,9 +436,9 @@ void MemoryMoves::keep_host() {
   }
 }
 
-void MemoryMoves::give_up_host() {
+void MemoryMoves::give_up_host(uint64_t bytes) {
   session_.use(0);
-  for (const auto& area : areas_) area->keep_only(used(*area));
+  for (const auto& area : areas_) bytes -= std::min(bytes, area->give_up(used(*area), bytes));
   std::erase_if(areas_, [](const auto& area) { return area->bytes() == 0; });
 }
 

@@ -65,8 +65,9 @@ class MemoryMoves {
   // Behind back(): the host memory of this move stays, up to what the vGPUs have, and what nothing
   // of it lay in is given up.
   void keep_host();
-  // Gives up all host memory that nothing is out in; takes a tenth of a second for some GiB.
-  void give_up_host();
+  // Gives up so much of the host memory that nothing is out in, or all of that; takes a tenth of a
+  // second for some GiB.
+  void give_up_host(uint64_t bytes = ~0ull);
 
  private:
   struct Place {  // where a piece is mapped
@@ -87,7 +88,7 @@ class MemoryMoves {
     bool planned = false;
   };
   using Pieces = std::vector<Piece*>;
-  struct Room {  // of an area, where nothing is out
+  struct Gap {  // of an area, where nothing is out
     HostArea* area;
     uint64_t begin, end;
   };
@@ -97,7 +98,7 @@ class MemoryMoves {
   void plan(uint32_t vgpu, uint64_t bytes);
   Pieces chosen(bool planned);
   std::vector<HostArea::Run> used(const HostArea& area) const;
-  std::vector<Room> rooms() const;
+  std::vector<Gap> gaps() const;
   uint64_t lay_out(const Pieces& going);
   uint64_t held() const;
   CUresult copy(const Pieces& pieces, bool out, const Piece** failed);

@@ -357,7 +357,7 @@ void Suspension::wake(bool keep) {
   });
 }
 
-void Suspension::give_up() {
+void Suspension::give_up(uint64_t bytes) {
   Values said;
   {
     std::lock_guard lock(mutex_);
@@ -367,10 +367,10 @@ void Suspension::give_up() {
     }
   }
   if (!said.empty()) return tell_(said);
-  const auto work = [this] {
+  const auto work = [this, bytes] {
     Steps steps;
     std::lock_guard moving(moving_);
-    moves_.give_up_host();
+    moves_.give_up_host(bytes);
     const uint64_t kept = moves_.kept(), fresh = moves_.fresh();
     steps.done("host memory given up");
     Values now;

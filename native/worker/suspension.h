@@ -44,8 +44,8 @@ class Suspension {
   // Brings it back, if it is out, and goes on. `keep`: with the host memory of this move, for the
   // next; else all of that is given up.
   void wake(bool keep);
-  // Gives up the host memory that nothing is out in; while it runs, too.
-  void give_up();
+  // Gives up so much of the host memory that nothing is out in, or all of that; while it runs, too.
+  void give_up(uint64_t bytes);
 
   // Where it is, for `status`.
   void show(Values* values) const;

@@ -295,7 +295,8 @@ void WorkerProcess::suspend(process::Message& m) {
   if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
     return suspension_->suspend(number);
   if (suspension_ && m.verb == "wake") return suspension_->wake(m.text("keep") == "1");
-  if (suspension_ && m.verb == "give_up") return suspension_->give_up();
+  if (suspension_ && m.verb == "give_up")
+    return suspension_->give_up(m.number("mib", &number) ? number << 20 : ~0ull);
   if (suspension_ && m.verb == "delist") return suspension_->delist();
   if (suspension_ && m.verb == "moved") {
     std::vector<std::string> gpus;

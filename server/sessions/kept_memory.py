@@ -129,7 +129,7 @@ class KeptMemory:
         if session is None or standing is None:
             return "it has ended"
         if self._unwilling.get(session_id) == self._swap.kept_by(session_id):
-            return "its worker gave nothing up when it was asked"
+            return "its worker gave less up than it was asked for"
         if standing.owed:
             return "its worker does not answer"
         if self._lock(session.grant_id).locked() or standing.state in UNDER_WAY:
@@ -145,28 +145,30 @@ class KeptMemory:
             if not short_mib() or time.monotonic() > end:
                 break
             if not self._why_not(session_id):
-                found[session_id] = await self._ask_one(self._sessions[session_id])
+                session = self._sessions[session_id]
+                found[session_id] = await self._ask_one(session, short_mib())
         return found
 
-    async def _ask_one(self, session: Session) -> str:
-        """Has it give up all that it keeps; why it did not."""
+    async def _ask_one(self, session: Session, mib: int) -> str:
+        """Has it give up so much of what it keeps; why it did not."""
         before = self._swap.kept_by(session.id)
         lock = self._lock(session.grant_id)
         if not await _taken_at_once(lock):
             return "its memory moves"
         try:
             seconds = ANSWER_SECONDS + ANSWER_SECONDS_PER_GIB * before / MIB_PER_GIB
-            await self._steps.step(session, Message("give_up"), seconds)
+            order = Message("give_up", {"mib": str(mib)})
+            await self._steps.step(session, order, seconds)
             self._swap.lower_kept(session.id, self._of(session).kept_mib)
         except OrderRefused as refused:
             return str(refused)
         finally:
             lock.release()
         kept = self._swap.kept_by(session.id)
-        if kept:
+        if kept > max(0, before - mib):
             self._unwilling[session.id] = kept
-            return "its worker gave nothing more up"
-        session.log.write(f"gave {before} MiB of host memory up that it kept, as others need it")
+            return "its worker gave less up than it was asked for"
+        session.log.write(f"gave {before - kept} of {before} MiB of host memory up that it kept")
         return ""
 
 

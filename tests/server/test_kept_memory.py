@@ -173,7 +173,17 @@ async def test_who_has_kept_the_longest_is_asked_first_and_nobody_for_nothing() 
     await bench.suspend("c")
     assert (a.verbs, b.verbs) == (["give_up"], [])
     assert (bench.swap.used_mib, bench.swap.kept_mib) == (30, 20)
-    assert bench.said[0] == "a: gave 20 MiB of host memory up that it kept, as others need it"
+    assert bench.said[0] == "a: gave 20 of 20 MiB of host memory up that it kept"
+    assert a.told[0].get("mib") == "10", "that is missing; it gives whole pieces up"
+
+
+async def test_what_is_not_needed_is_kept_on() -> None:
+    a, b = FakeWorker(running(10)), FakeWorker(running())
+    bench = Bench(60, a=a, b=b, c=FakeWorker(*going(30))).follow(a=20, b=20)
+    await bench.suspend("c")
+    assert (a.verbs, b.verbs) == (["give_up"], [])
+    assert (bench.swap.used_mib, bench.swap.kept_mib) == (30, 30)
+    assert bench.said[0] == "a: gave 10 of 20 MiB of host memory up that it kept"
 
 
 async def test_a_context_that_leaves_has_room_made_for_it_too() -> None:

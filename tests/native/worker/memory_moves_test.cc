@@ -271,7 +271,7 @@ TEST_F(Moves, AnythingInAnyOrderLosesNothing) {
       drop(std::next(slabs_.begin(), static_cast<int>(one_of(slabs_.size())))->first);
     if (slabs_.empty()) continue;
     fill(slabs_.begin()->first);
-    if (one_of(6) == 0) moves_->give_up_host();
+    if (one_of(6) == 0) moves_->give_up_host(one_of(2) ? one_of(12) * kSlab : ~0ull);
     moves_->look();
     for (uint64_t times = one_of(3) + 1, part = 0; times-- > 0;) {
       part = times ? std::min(all(), part + one_of(10) * kSlab) : all() - one_of(2) * kSlab;
@@ -286,7 +286,7 @@ TEST_F(Moves, AnythingInAnyOrderLosesNothing) {
       }
       ASSERT_TRUE(moves_->out(pieces(moves_->fresh()), &error_, &broken_)) << error_;
       ASSERT_GE(moves_->out(0), part);
-      if (one_of(4) == 0) moves_->give_up_host();
+      if (one_of(4) == 0) moves_->give_up_host(one_of(2) ? one_of(12) * kSlab : ~0ull);
     }
     if (one_of(4) == 0) {
       moves_->delist_host();
@@ -353,6 +353,43 @@ TEST_F(Moves, WhatIsGivenUpWhileItIsOutIsWhatNothingIsOutIn) {
   EXPECT_TRUE(imported().empty());
   ASSERT_TRUE(come_back()) << error_;
   EXPECT_TRUE(is_right());
+}
+
+TEST_F(Moves, NoMoreIsGivenUpThanIsAskedForInWholePieces) {
+  for (int i = 0; i < 8; ++i) add(kSlab);
+  moves_->look();
+  moves_->plan({});
+  std::vector<HostArea::Piece> host;
+  for (int i = 0; i < 4; ++i)
+    host.push_back(i % 2 ? shared_piece(2 * kSlab) : drivers_piece(2 * kSlab));
+  ASSERT_TRUE(moves_->out(host, &error_, &broken_));
+  ASSERT_TRUE(come_back());
+  moves_->keep_host();
+  moves_->give_up_host(0);
+  EXPECT_EQ(moves_->kept(), 8 * kSlab);
+  moves_->give_up_host(3 * kSlab);
+  EXPECT_EQ(moves_->kept(), 4 * kSlab);
+  EXPECT_EQ(known.registered, 1);
+  EXPECT_EQ(imported().size(), 1u);
+  moves_->look();
+  moves_->plan({});
+  EXPECT_EQ(moves_->fresh(), 4 * kSlab);
+  ASSERT_TRUE(moves_->out(pieces(4 * kSlab), &error_, &broken_));
+  moves_->give_up_host(kSlab);
+  EXPECT_EQ(moves_->kept(), 0u) << "everything has something out in it";
+  ASSERT_TRUE(come_back());
+  EXPECT_TRUE(is_right());
+}
+
+TEST_F(Moves, NoMoreIsKeptThanTheVgpusHave) {
+  for (int i = 0; i < 2; ++i) add(4 * kSlab);
+  moves_->look();
+  ASSERT_TRUE(go_out(4 * kSlab));
+  ASSERT_TRUE(go_out());
+  ASSERT_TRUE(come_back());
+  session_->vgpus[0]->memory = worker::VgpuMemory(7 * kSlab, 7 * kSlab);
+  moves_->keep_host();
+  EXPECT_EQ(moves_->kept(), 4 * kSlab);
 }
 
 TEST_F(Moves, WhatNothingOfTheLastMoveLayInIsGivenUp) {
