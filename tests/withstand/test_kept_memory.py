@@ -34,6 +34,9 @@ from .suspended import (
 
 FULL_MIB = 2 * MOVED_MIB  # of two, and of no more
 LARGE_MIB = 400
+SHARED_MIB = (
+    3 * 76 - 128 + 76
+)  # what is promised beyond the GPU's memory, and once more the largest
 
 
 def with_room(mib: int, **more: Any) -> pytest.MarkDecorator:
@@ -128,6 +131,19 @@ def test_who_has_kept_it_the_longest_gives_it_up_and_no_more_than_is_needed(
     assert f"[suspend] swap_mib ({FULL_MIB}) 0 MiB are left" in refused(plane, first)
     resume(plane, grant)
     suspend(plane, first)
+    is_right(third)
+
+
+def test_who_gives_it_up_goes_on_with_his_work_meanwhile(plane: ControlPlane, begin: Begin) -> None:
+    first, second = keeper(plane, begin), keeper(plane, begin)
+    third = begin()
+    for _ in range(3):
+        first.tell("copy_about", mib=8, times=20)
+        second.tell("again")
+        resume(plane, suspend(plane, third))
+        assert second.answer() == {"wrong": 0}
+        assert first.answer() == {"wrong": 0}
+    is_right(first)
     is_right(third)
 
 
@@ -238,6 +254,33 @@ def test_what_is_kept_makes_room_for_what_is_to_be_ready(plane: ControlPlane, be
         assert subject.ask("check") == {"wrong": 0}
     wait_for(lambda: has(plane, "ready") == 512, message="as much to be ready as is wanted")
     assert 0 < has(plane, "kept") <= 512
+
+
+@pytest.mark.control_plane(
+    suspend={
+        "swap_mib": SHARED_MIB,
+        "drain_seconds": 60,
+        "memory_oversubscription": 2.0,
+        "idle_seconds": 0.5,
+    },
+    environment={"SLUICE_SOFTGPU_MEMORY_MIB": "128"},
+    metrics={},
+)
+def test_sessions_that_are_out_in_part_in_turns_never_have_more_than_there_is(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    """Three of 64 MiB on a GPU of 128, with as much host memory as placement asks for."""
+    subjects = [begin(filled=False, SLUICE_GMEM="76", SLUICE_RATIO="30") for _ in range(3)]
+    for subject in subjects:
+        subject.ask("slab", mib=64, piece_mib=4)
+    most_kept = 0
+    for _ in range(6):
+        for subject in subjects:
+            assert subject.ask("check") == {"wrong": 0}
+            used, kept = has(plane, "used"), has(plane, "kept")
+            assert used + kept <= SHARED_MIB
+            most_kept = max(most_kept, kept)
+    assert most_kept, "they keep what has room"
 
 
 def test_contexts_leave_with_nothing_of_it_mapped(
