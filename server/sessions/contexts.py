@@ -29,7 +29,7 @@ from sluice.server.sessions.moving import exchanged, gpu_of
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import Standing
 from sluice.server.sessions.suspension_steps import for_all
-from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.sessions.swap_memory import Booking, SwapMemory
 
 #: A session that stands still has no call under way.
 LOCK_MS = 5000
@@ -203,7 +203,7 @@ class Contexts:
 
     async def _book(self, sessions: Sequence[Session]) -> bool:
         try:
-            await self._swap.book({s.id: self._host_mib(s) for s in sessions}, {}, {})
+            await self._swap.book(lambda: Booking({s.id: self._host_mib(s) for s in sessions}))
         except NoSwapMemory:
             return False
         return True

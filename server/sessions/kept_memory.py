@@ -23,7 +23,7 @@ from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import UNDER_WAY, Standing
 from sluice.server.sessions.suspension_steps import SuspensionSteps
-from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.sessions.swap_memory import Booking, SwapMemory
 from sluice.server.workers.packets import Message
 
 #: For one worker: it takes 2.5 ms a GiB of the driver's memory, and up to a tenth of a second for
@@ -74,6 +74,12 @@ class KeptMemory:
 
     async def book(self, sessions: Sequence[Session]) -> None:
         """For what is planned of these, under their grant's lock. Raises OrderRefused."""
+        try:
+            await self._swap.book(lambda: self._planned(sessions))
+        except NoSwapMemory as none:
+            raise OrderRefused(str(none)) from None
+
+    def _planned(self, sessions: Sequence[Session]) -> Booking:
         wanted, kept, new = dict[str, int](), dict[str, int](), dict[str, int]()
         for session in sessions:
             standing = self._of(session)
@@ -81,10 +87,7 @@ class KeptMemory:
             # it has what it had and what it is given, whatever it says
             most = self._swap.has(session.id) + standing.new_mib - standing.host_mib
             kept[session.id] = max(0, min(standing.left_over_mib, most))
-        try:
-            await self._swap.book(wanted, kept, new)
-        except NoSwapMemory as none:
-            raise OrderRefused(str(none)) from None
+        return Booking(wanted, kept, new)
 
     def look(self) -> None:
         """Has room made for what is to be ready, in a moment, if it has none."""
@@ -99,18 +102,15 @@ class KeptMemory:
             async with self._asking:
                 await self._ask(lambda: self._swap.crowded_mib)
 
-    async def _make_room(self, short_mib: Callable[[], int]) -> str:
-        """Until nothing is short; why some who keep memory do not give it up."""
+    async def _make_room(self, booking: Callable[[], Booking]) -> str:
+        """Until nothing is short for it, whose grant's lock is held; why some give nothing up."""
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 await self._asking.acquire()
         except TimeoutError:
             return "others wait for what sessions keep there; try again"
         try:
-            why_not = {each: self._why_not(each) for each in self._swap.keepers()}
-            free = sum(self._swap.kept_by(each) for each, why in why_not.items() if not why)
-            if free >= short_mib():
-                why_not |= await self._ask(short_mib)
+            why_not = await self._ask_for(booking)
         finally:
             self._asking.release()
         return ", ".join(
@@ -118,6 +118,21 @@ class KeptMemory:
             for each, why in why_not.items()
             if why and self._swap.kept_by(each)
         )
+
+    async def _ask_for(self, booking: Callable[[], Booking]) -> dict[str, str]:
+        """Others, or those that it is for where that is not enough; why some give nothing up."""
+        planned = booking()
+        others = [each for each in self._swap.keepers() if each not in planned.wanted]
+        why_not = {each: self._why_not(each) for each in others}
+        theirs = sum(self._swap.kept_by(each) for each, why in why_not.items() if not why)
+        own, short = self._swap.keeps(planned), self._swap.short_mib(planned)
+        if theirs + own < short:
+            return why_not  # and nobody gives anything up for nothing
+        if theirs < short:
+            for session_id in planned.wanted:
+                if self._swap.kept_by(session_id) and session_id in self._sessions:
+                    why_not[session_id] = await self._ask_one(self._sessions[session_id])
+        return why_not | await self._ask(lambda: self._swap.short_mib(booking()))
 
     def _why_not(self, session_id: str) -> str:
         """Why a session is not asked; "": it is."""
@@ -146,26 +161,28 @@ class KeptMemory:
                 break
             if not self._why_not(session_id):
                 session = self._sessions[session_id]
-                found[session_id] = await self._ask_one(session, short_mib())
+                lock = self._lock(session.grant_id)
+                if not await _taken_at_once(lock):
+                    continue
+                try:
+                    found[session_id] = await self._ask_one(session, short_mib())
+                finally:
+                    lock.release()
         return found
 
-    async def _ask_one(self, session: Session, mib: int) -> str:
-        """Has it give up so much of what it keeps; why it did not."""
+    async def _ask_one(self, session: Session, mib: int | None = None) -> str:
+        """Has it give up so much of what it keeps, or all, under its lock; why it did not."""
         before = self._swap.kept_by(session.id)
-        lock = self._lock(session.grant_id)
-        if not await _taken_at_once(lock):
-            return "its memory moves"
+        wanted = before if mib is None else min(mib, before)
+        order = Message("give_up", {} if mib is None else {"mib": str(wanted)})
         try:
             seconds = ANSWER_SECONDS + ANSWER_SECONDS_PER_GIB * before / MIB_PER_GIB
-            order = Message("give_up", {"mib": str(mib)})
             await self._steps.step(session, order, seconds)
             self._swap.lower_kept(session.id, self._of(session).kept_mib)
         except OrderRefused as refused:
             return str(refused)
-        finally:
-            lock.release()
         kept = self._swap.kept_by(session.id)
-        if kept > max(0, before - mib):
+        if kept > before - wanted:
             self._unwilling[session.id] = kept
             return "its worker gave less up than it was asked for"
         session.log.write(f"gave {before - kept} of {before} MiB of host memory up that it kept")

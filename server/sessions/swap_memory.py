@@ -23,6 +23,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from sluice.server.host_memory.driver_memory import DriverMemory, Unavailable
 from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, make_shared
@@ -36,6 +37,17 @@ MOST_MAKERS = 8
 CALM_SECONDS = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What sessions are to have, by their ids."""
+
+    wanted: Mapping[str, int]
+    #: What some of them keep beyond that, where it is not what they kept.
+    kept: Mapping[str, int] = field(default_factory=dict)
+    #: What of it is to be made for them.
+    new: Mapping[str, int] = field(default_factory=dict)
+
+
 class SwapMemory:
     """What there is for suspended sessions, by session."""
 
@@ -47,8 +59,8 @@ class SwapMemory:
         self._driver_memory = driver_memory
         #: Whether a process may have the GPUs open: not while one of them is to be let go.
         self.may_open_gpus: Callable[[], bool] = lambda: True
-        #: Has sessions give up what they keep while that says how much is short; why some do not.
-        self.make_room: Callable[[Callable[[], int]], Awaitable[str]] = _nobody_keeps
+        #: Has sessions give up what they keep until nothing is short for that; why some do not.
+        self.make_room: Callable[[Callable[[], Booking]], Awaitable[str]] = _nobody_keeps
         #: Told when a move is over.
         self.on_moved: Callable[[], None] = lambda: None
         self._taken: dict[str, int] = {}
@@ -96,42 +108,36 @@ class SwapMemory:
         wanted = self.used_mib + self.kept_mib + self._ready_pieces * PIECE_MIB
         return min(self.kept_mib, max(0, wanted - self.limit_mib))
 
-    def short_mib(self, wanted: Mapping[str, int], kept: Mapping[str, int]) -> int:
-        """How much more there would have to be for take()."""
-        keeps = sum(kept.get(session_id, self.kept_by(session_id)) for session_id in wanted)
-        others = self.used_mib + self.kept_mib - sum(map(self.has, wanted))
-        return max(0, others + keeps + sum(wanted.values()) - self.limit_mib)
+    def keeps(self, booking: Booking) -> int:
+        """What those of a booking keep with it."""
+        kept = booking.kept
+        return sum(kept.get(each, self.kept_by(each)) for each in booking.wanted)
 
-    async def book(
-        self, wanted: Mapping[str, int], kept: Mapping[str, int], new: Mapping[str, int]
-    ) -> None:
-        """As take(); others give up what they keep where that is in the way, for a few seconds.
+    def short_mib(self, booking: Booking) -> int:
+        """How much more there would have to be for it."""
+        others = self.used_mib + self.kept_mib - sum(map(self.has, booking.wanted))
+        needed = sum(booking.wanted.values()) + self.keeps(booking)
+        return max(0, others + needed - self.limit_mib)
 
-        Raises NoSwapMemory.
+    async def book(self, booking: Callable[[], Booking]) -> None:
+        """All or none; where what sessions keep is in the way, they give it up, within seconds.
+
+        `booking`: how it is by then, as those that it is for may give something up, too. Raises
+        NoSwapMemory.
         """
-        why = ""
-        # with all that others keep it may not fit either, and nobody is asked for nothing
-        others_keep = self.kept_mib - sum(map(self.kept_by, wanted))
-        if 0 < self.short_mib(wanted, kept) <= others_keep:
-            why = await self.make_room(lambda: self.short_mib(wanted, kept))
+        why = await self.make_room(booking) if self.short_mib(booking()) else ""
         try:
-            self.take(wanted, kept, new)
+            self._book(booking())
         except NoSwapMemory as none:
             raise NoSwapMemory(f"{none}; {why}" if why else str(none)) from None
 
-    def take(
-        self,
-        wanted: Mapping[str, int],
-        kept: Mapping[str, int] | None = None,
-        new: Mapping[str, int] | None = None,
-    ) -> None:
-        """Books for sessions, by id, all or none. Raises NoSwapMemory.
+    def take(self, wanted: Mapping[str, int]) -> None:
+        """Books for sessions, by id, all or none; all of it is new. Raises NoSwapMemory."""
+        self._book(Booking(wanted, new=wanted))
 
-        `kept`: what some of them keep beyond that, where it is not what they kept; `new`: what of
-        it there is to be made for them; None: all.
-        """
-        kept = {} if kept is None else kept
-        if short := self.short_mib(wanted, kept):
+    def _book(self, booking: Booking) -> None:
+        wanted = booking.wanted
+        if short := self.short_mib(booking):
             needed = sum(wanted.values())
             raise NoSwapMemory(
                 f"{needed} MiB would move to the host, and of [suspend] swap_mib "
@@ -139,11 +145,11 @@ class SwapMemory:
                 "end what is suspended there"
             )
         self._taken |= wanted
-        for session_id, mib in kept.items():
+        for session_id, mib in booking.kept.items():
             self.keep(session_id, mib)
         # of what is ready it has whole pieces, and what is left of them makes room
-        made = wanted if new is None else new
-        self._make_room(min(len(self._ready), sum(mib // PIECE_MIB for mib in made.values())))
+        made = sum(mib // PIECE_MIB for mib in booking.new.values())
+        self._make_room(min(len(self._ready), made))
 
     def keep(self, session_id: str, mib: int) -> None:
         """A session keeps so much from now on, for as long as before where it kept something."""
@@ -312,6 +318,6 @@ class SwapMemory:
         return max(0, min(self._ready_pieces, room) - len(self._ready))
 
 
-async def _nobody_keeps(short_mib: Callable[[], int]) -> str:
-    del short_mib
+async def _nobody_keeps(booking: Callable[[], Booking]) -> str:
+    del booking
     return ""

@@ -18,7 +18,7 @@ from sluice.server.controller.orders import OrderRefused
 from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.suspending import Suspensions
-from sluice.server.sessions.swap_memory import PIECE_MIB, SwapMemory
+from sluice.server.sessions.swap_memory import PIECE_MIB, Booking, SwapMemory
 from sluice.server.workers.packets import Message
 
 from .driver_calls import contexts_over
@@ -177,6 +177,26 @@ async def test_who_has_kept_the_longest_is_asked_first_and_nobody_for_nothing() 
     assert a.told[0].get("mib") == "10", "that is missing; it gives whole pieces up"
 
 
+async def test_who_has_no_room_beside_what_he_keeps_himself_gives_that_up() -> None:
+    """What he is to move does not fit into that, as when he has one piece now for many before."""
+    worker = FakeWorker(*going(40, new=40, kept=30)[:2], stopped(40), out(40))
+    bench = Bench(60, a=worker, b=FakeWorker()).follow(a=30, b=5)
+    await bench.suspend("a")
+    assert worker.verbs == ["suspend", "plan", "give_up", "memory", "move_out"]
+    assert worker.told[2].get("mib") == "", "all of it: what is planned is laid out anew"
+    assert memory_of(worker) == [40]
+    assert (bench.swap.used_mib, bench.swap.kept_mib) == (40, 5)
+
+
+async def test_a_context_finds_room_where_its_own_session_keeps_more_than_it_needs() -> None:
+    worker = FakeWorker(*going(5, new=0, kept=30), out(5))
+    bench = Bench(32, a=worker).follow(a=30)
+    await bench.suspend("a")
+    assert (bench.swap.used_mib, bench.swap.kept_mib) == (5, 25)
+    await bench.swap.book(lambda: Booking({"a": 20}))
+    assert (bench.swap.used_mib, bench.swap.kept_mib) == (20, 0)
+
+
 async def test_what_is_not_needed_is_kept_on() -> None:
     a, b = FakeWorker(running(10)), FakeWorker(running())
     bench = Bench(60, a=a, b=b, c=FakeWorker(*going(30))).follow(a=20, b=20)
@@ -192,7 +212,7 @@ async def test_a_context_that_leaves_has_room_made_for_it_too() -> None:
     await bench.suspend("b")
     assert await bench.suspensions.contexts._book([bench.sessions["b"]])
     assert a.verbs == [], "nothing is left that is not counted"
-    await bench.swap.book({"b": 45}, {}, {})
+    await bench.swap.book(lambda: Booking({"b": 45}))
     assert a.verbs == ["give_up"]
     assert (bench.swap.used_mib, bench.swap.kept_mib) == (45, 0)
 
@@ -329,7 +349,7 @@ async def test_what_is_ready_and_what_is_kept_are_never_more_than_there_is() -> 
         await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
         swap.take({"a": PIECE_MIB})
         swap.settle("a", 0, PIECE_MIB)
-        swap.take({"b": 2 * PIECE_MIB}, {}, {})
+        await swap.book(lambda: Booking({"b": 2 * PIECE_MIB}))
         assert swap.ready_mib == 0, "none of it is for who has his own"
         with pytest.raises(NoSwapMemory, match="0 MiB are left"):
             swap.take({"c": 1})

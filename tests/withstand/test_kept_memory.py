@@ -134,6 +134,22 @@ def test_who_has_kept_it_the_longest_gives_it_up_and_no_more_than_is_needed(
     is_right(third)
 
 
+def test_who_has_no_room_beside_what_he_keeps_himself_gives_that_up(
+    plane: ControlPlane, begin: Begin
+) -> None:
+    """One piece now that fits into nothing which was kept for many, and there is room for one."""
+    subject = begin(filled=False, SLUICE_GMEM="64")
+    subject.ask("slab", mib=36, piece_mib=2)
+    resume(plane, suspend(plane, subject))
+    wait_kept(plane, 38)
+    subject.ask("forget")
+    subject.ask("slab", mib=44, piece_mib=44)
+    grant = suspend(plane, subject)
+    assert (has(plane, "used"), has(plane, "kept")) == (46, 0)
+    resume(plane, grant)
+    assert subject.ask("check") == {"wrong": 0}
+
+
 def test_who_gives_it_up_goes_on_with_his_work_meanwhile(plane: ControlPlane, begin: Begin) -> None:
     first, second = keeper(plane, begin), keeper(plane, begin)
     third = begin()
