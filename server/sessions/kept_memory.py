@@ -3,13 +3,14 @@
 
 Owned by sessions.suspending. What a session keeps is its own, and spares the next suspension, or
 the next turn of an oversubscribed GPU, the making and mapping of it. It is in nobody's way for
-long: a move that needs the room has those give theirs up that have kept it the longest, as many as
-are needed, and what is to be ready (`ready_mib`) has its room made in the background. Who is asked
-is asked under his grant's lock, which nobody here ever waits for: grants of which steps are under
-way keep what they have, so that two that are suspended at once do not wait for each other. A worker
-that does not answer within seconds, or gives nothing up, stays booked, as one that was taken over
-can hold what its session had; it is not asked again before something has become of that, and is not
-ended: it has no more than it was given, and may only be slow.
+long: a move that needs room has as much given up as is missing, first by those that have kept
+theirs the longest, or of what its own session has no use for just then, and what is to be ready
+(`ready_mib`) has its room made in the background. Who is asked is asked under his grant's lock,
+which nobody here ever waits for: grants of which steps are under way keep what they have, so that
+two that are suspended at once do not wait for each other. A worker that does not answer within
+seconds, or gives nothing up, stays booked, as one that was taken over can hold what its session
+had; it is not asked again before something has become of that, and is not ended: it has no more
+than it was given, and may only be slow.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """The host's memory for suspended sessions: how much there is, who has it, and what is ready.
 
 Used by sessions.suspending. Sizes are MiB. Each session's copy is memory of its own, which its
-worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
-nobody gets them before they are empty. So nothing is used twice. It promises that no more is taken
+worker alone keeps: when the worker gives it up or ends, the kernel has the pages back, and nobody
+gets them before they are empty. So nothing is used by two. It promises that no more is taken
 than [suspend] swap_mib says, workers of an earlier server included, and that what is handed out is
 there: pages are taken before anything is moved. As that takes time, `ready_mib` of them are taken
 ahead of it, in pieces, and made up for when they were handed out: by the GPUs' driver where it can,
