@@ -95,8 +95,8 @@ class SuspendSection(Section):
     swap_mib: int = Field(
         0,
         ge=0,
-        description="MiB of host memory that suspended sessions' device memory may take "
-        "(0: none, so that nothing is suspended here)",
+        description="MiB of host memory that suspended sessions' device memory may take, and that "
+        "they may keep for their next time (0: none, so that nothing is suspended here)",
     )
     ready_mib: int = Field(
         0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
@@ -22,9 +23,10 @@ from sluice.server.gpus.figures import GpuReader, Reading
 from sluice.server.gpus.health import GpuHealth
 from sluice.server.rdma import figures as rdma_figures
 from sluice.server.rdma.figures import RdmaFigures
-from sluice.server.sessions import memory_figures
+from sluice.server.sessions import memory_figures, swap_figures
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.memory_figures import MemoryFigures
+from sluice.server.sessions.swap_memory import SwapMemory
 from sluice.server.workers.warm import WarmWorkers
 
 MIB = 1 << 20
@@ -77,6 +79,7 @@ class ServerMetrics:
         health: GpuHealth,
         rdma: RdmaFigures,
         memory: MemoryFigures | None = None,
+        swap: SwapMemory | None = None,
     ) -> None:
         self._node = node
         self._gpus = gpus
@@ -98,6 +101,9 @@ class ServerMetrics:
         self.registry.register(FamilyCollector(rdma_figures.FAMILIES, rdma.fill))
         if memory:
             self.registry.register(FamilyCollector(memory_figures.FAMILIES, memory.fill))
+        if swap:
+            fill = partial(swap_figures.fill, swap)
+            self.registry.register(FamilyCollector(swap_figures.FAMILIES, fill))
         self.registry.register(FamilyCollector(gpu_figures.FAMILIES, self._fill_readings))
         self.registry.register(sessions.registry)
 

@@ -383,6 +383,7 @@ class Server:
             health=self._gpus.health,
             rdma=RdmaFigures(self._rdma),
             memory=self._residency.figures if self._residency else None,
+            swap=self._lifecycle.suspensions.swap,
         )
         try:
             self._metrics_listener = MetricsListener(section, self._config.tls, metrics.scrape)

@@ -59,10 +59,13 @@ std::unique_ptr<HostArea> HostArea::take(const Driver& driver, const std::vector
   bool good =
       total(pieces, false) + total(pieces, true) >= bytes && std::ranges::all_of(pieces, is_whole);
   if (!good) *error = "the host memory for it is smaller than what is to move, or no whole slabs";
-  good = good && area->map(pieces, error);
+  std::vector<Piece> taken;
+  for (uint64_t have = 0; good && have < bytes; have += taken.back().bytes)
+    taken.push_back(pieces[taken.size()]);
+  good = good && area->map(taken, error);
   // What is mapped needs none any more, and what the driver is to open has one in its chunk.
-  for (const Piece& piece : pieces)
-    if (!good || !piece.of_driver) ::close(piece.memory);
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (!good || i >= taken.size() || !pieces[i].of_driver) ::close(pieces[i].memory);
   if (!good) return nullptr;
   steps->done("host memory mapped");
   return area;
@@ -132,30 +135,76 @@ CUresult HostArea::open(Chunk* chunk) {
 }
 
 CUresult HostArea::enlist(uint64_t offset) {
-  for (; enlisted_ < chunks_.size() && chunks_[enlisted_].begin <= offset; ++enlisted_) {
-    Chunk& chunk = chunks_[enlisted_];
-    if (chunk.memory >= 0) {
-      if (const CUresult e = open(&chunk); e != CUDA_SUCCESS) return e;
-      chunk.is_known = true;
-    } else {  // without it copies are slower, and nothing else
-      chunk.is_known = driver_.cuMemHostRegister_v2(chunk.address, chunk.end - chunk.begin,
-                                                    CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
-    }
+  Chunk& chunk = chunks_[static_cast<size_t>(chunk_of(offset) - chunks_.cbegin())];
+  if (chunk.is_tried) return CUDA_SUCCESS;
+  if (chunk.memory >= 0) {
+    if (const CUresult e = open(&chunk); e != CUDA_SUCCESS) return e;
+    chunk.is_known = true;
+  } else {  // without it copies are slower, and nothing else
+    chunk.is_known = driver_.cuMemHostRegister_v2(chunk.address, chunk.end - chunk.begin,
+                                                  CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
   }
+  chunk.is_tried = true;
   return CUDA_SUCCESS;
 }
 
 void HostArea::delist() {
-  for (Chunk& chunk : chunks_) {
-    if (!std::exchange(chunk.is_known, false)) continue;
-    if (chunk.memory < 0) {
-      call(driver_.cuMemHostUnregister, static_cast<void*>(chunk.address));
-      continue;
-    }
-    driver_.cuMemUnmap(reinterpret_cast<CUdeviceptr>(chunk.address), chunk.end - chunk.begin);
-    driver_.cuMemRelease(std::exchange(chunk.handle, 0));
+  for (Chunk& chunk : chunks_) delist(&chunk);
+}
+
+void HostArea::delist(Chunk* chunk) {
+  chunk->is_tried = false;
+  if (!std::exchange(chunk->is_known, false)) return;
+  if (chunk->memory < 0) {
+    call(driver_.cuMemHostUnregister, static_cast<void*>(chunk->address));
+    return;
   }
-  enlisted_ = 0;
+  driver_.cuMemUnmap(reinterpret_cast<CUdeviceptr>(chunk->address), chunk->end - chunk->begin);
+  driver_.cuMemRelease(std::exchange(chunk->handle, 0));
+}
+
+// Its addresses stay the area's, so that nobody else's memory comes to lie there.
+void HostArea::give_up(Chunk* chunk) {
+  delist(chunk);
+  chunk->is_gone = true;
+  if (chunk->memory >= 0) {
+    ::close(std::exchange(chunk->memory, -1));
+    return;
+  }
+  const uint64_t bytes = chunk->end - chunk->begin;
+  madvise(chunk->address, bytes, MADV_REMOVE);  // it may be a part of its file
+  mmap(chunk->address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
+uint64_t HostArea::give_up(const std::vector<Run>& used, uint64_t bytes) {
+  uint64_t given = 0;
+  auto run = used.rbegin();
+  for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend() && given < bytes; ++chunk) {
+    while (run != used.rend() && run->begin >= chunk->end) ++run;
+    const bool is_used = run != used.rend() && run->end > chunk->begin;
+    if (is_used || chunk->is_gone) continue;
+    give_up(&*chunk);
+    given += chunk->end - chunk->begin;
+  }
+  return given;
+}
+
+std::vector<HostArea::Run> HostArea::runs() const {
+  std::vector<Run> found;
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.is_gone) continue;
+    if (!found.empty() && found.back().end == chunk.begin)
+      found.back().end = chunk.end;
+    else
+      found.push_back({chunk.begin, chunk.end});
+  }
+  return found;
+}
+
+uint64_t HostArea::bytes() const {
+  uint64_t all = 0;
+  for (const Run& run : runs()) all += run.end - run.begin;
+  return all;
 }
 
 HostArea::~HostArea() {

@@ -151,6 +151,68 @@ MemoryMoves::Pieces MemoryMoves::chosen(bool planned) {
   return found;
 }
 
+uint64_t MemoryMoves::fresh() { return lay_out(chosen(true)); }
+
+uint64_t MemoryMoves::held() const {
+  uint64_t bytes = 0;
+  for (const auto& area : areas_) bytes += area->bytes();
+  return bytes;
+}
+
+uint64_t MemoryMoves::kept() const {
+  uint64_t bytes = held();
+  for (const Piece& piece : pieces_)
+    if (piece.handle == 0) bytes -= piece.bytes;
+  return bytes;
+}
+
+// Where something that is out lies in an area, in order.
+std::vector<HostArea::Run> MemoryMoves::used(const HostArea& area) const {
+  std::vector<HostArea::Run> found;
+  for (const Piece& piece : pieces_)
+    if (piece.handle == 0 && piece.area == &area)
+      found.push_back({piece.host, piece.host + piece.bytes});
+  std::ranges::sort(found, {}, &HostArea::Run::begin);
+  return found;
+}
+
+std::vector<MemoryMoves::Gap> MemoryMoves::gaps() const {
+  std::vector<Gap> found;
+  for (const auto& area : areas_) {
+    const std::vector<HostArea::Run> taken = used(*area);
+    auto next = taken.begin();
+    for (const HostArea::Run& run : area->runs()) {
+      uint64_t at = run.begin;
+      for (; next != taken.end() && next->begin < run.end; at = (next++)->end)
+        if (at < next->begin) found.push_back({area.get(), at, next->begin});
+      if (at < run.end) found.push_back({area.get(), at, run.end});
+    }
+  }
+  return found;
+}
+
+// Where each is to go: into the first gap of what is kept that it fits in, so that neighbours stay
+// neighbours, else side by side into new memory (area: nullptr). Returns how much that has to be.
+uint64_t MemoryMoves::lay_out(const Pieces& going) {
+  std::vector<Gap> all = gaps();
+  uint64_t fresh = 0;
+  for (Piece* piece : going) {
+    const auto fits = [&](const Gap& gap) { return gap.end - gap.begin >= piece->bytes; };
+    const auto gap = std::ranges::find_if(all, fits);
+    if (gap == all.end()) {
+      piece->area = nullptr;
+      piece->host = fresh;
+      fresh += piece->bytes;
+      continue;
+    }
+    piece->area = gap->area;
+    piece->host = gap->begin;
+    gap->begin += piece->bytes;
+    if (gap->begin == gap->end) all.erase(gap);
+  }
+  return fresh;
+}
+
 // What lies side by side, here and there, in as few copies as the host memory allows.
 CUresult MemoryMoves::copy_run(const Piece& first, uint64_t bytes, bool out) {
   session_.use(first.reader->index);
@@ -275,17 +337,15 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
   steps_.clear();
   const Pieces going = chosen(true);
   uint64_t bytes = 0;
-  for (Piece* piece : going) {
-    piece->host = bytes;
-    bytes += piece->bytes;
-  }
+  for (const Piece* piece : going) bytes += piece->bytes;
   session_.use(0);
   Steps steps;
   std::vector<int> devices;
   for (const auto& v : session_.vgpus) devices.push_back(v->gpu->ordinal);
-  auto area = HostArea::take(session_.driver, host, bytes, devices, &steps, error);
+  auto area = HostArea::take(session_.driver, host, lay_out(going), devices, &steps, error);
   if (!area) return false;
-  for (Piece* piece : going) piece->area = area.get();
+  for (Piece* piece : going)
+    if (!piece->area) piece->area = area.get();
   const Piece* failed = nullptr;
   if (const CUresult e = copy(going, true, &failed); e != CUDA_SUCCESS) {
     *error = "its memory cannot be copied to the host: " + session_.driver.error_text(e);
@@ -295,7 +355,7 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     return false;
   }
   steps.done("copied, and what was copied to made known");
-  areas_.push_back(std::move(area));
+  if (area->bytes()) areas_.push_back(std::move(area));
   for (Piece* piece : going) piece->planned = false;
   if (const CUresult e = release(going); e != CUDA_SUCCESS) {
     *error = "its memory cannot be taken off the GPU: " + session_.driver.error_text(e);
@@ -346,7 +406,11 @@ bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
     }
     return false;
   }
-  for (const Piece* piece : coming) know_again(*piece);
+  came_back_from_.clear();
+  for (const Piece* piece : coming) {
+    know_again(*piece);
+    came_back_from_.insert(piece->area);
+  }
   steps.done("access");
   steps_ = steps.text();
   pieces_.clear();
@@ -355,13 +419,27 @@ bool MemoryMoves::back(std::string* error, bool* broken, Missing* missing) {
 }
 
 void MemoryMoves::delist_host() {
-  session_.use(0);
+  give_up_host();
   for (const auto& area : areas_) area->delist();
 }
 
-void MemoryMoves::forget_host() {
+void MemoryMoves::keep_host() {
   session_.use(0);
-  areas_.clear();
+  uint64_t most = 0, have = 0;
+  for (const auto& v : session_.vgpus) most += v->memory.bytes();
+  for (size_t i = areas_.size(); i-- > 0;) {
+    const bool was_used = came_back_from_.empty() || came_back_from_.contains(areas_[i].get());
+    if (was_used && have + areas_[i]->bytes() <= most)
+      have += areas_[i]->bytes();
+    else
+      areas_.erase(areas_.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
+void MemoryMoves::give_up_host(uint64_t bytes) {
+  session_.use(0);
+  for (const auto& area : areas_) bytes -= std::min(bytes, area->give_up(used(*area), bytes));
+  std::erase_if(areas_, [](const auto& area) { return area->bytes() == 0; });
 }
 
 }  // namespace sluice::worker

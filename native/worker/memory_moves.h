@@ -4,12 +4,17 @@
 // are mapped. What stays is counted as staying: memory that other sessions may have open or that is
 // theirs, allocations without a mapping, arrays, code, and what NVIDIA's libraries took.
 //
-// Called by suspension.h while nothing of the session runs. It promises that memory is taken off a
-// GPU only when all of it has been copied, and that a failed return leaves the host's copy whole.
+// What was moved to is kept, mapped, when the memory is back, where the server says so: the next
+// move goes there first, and takes new host memory only for what finds no room in it.
+//
+// Called by suspension.h while nothing of the session runs, but for give_up_host(); by one thread
+// at a time. It promises that memory is taken off a GPU only when all of it has been copied, and
+// that a failed return leaves the host's copy whole.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,8 +42,12 @@ class MemoryMoves {
   // Chooses what is to go, so that at least so much of each vGPU is out, as far as it can move;
   // nothing said: all. Returns how much host memory that takes.
   uint64_t plan(const std::vector<uint64_t>& out);
-  // What was planned, into these pieces, whose descriptors become its own. False with `error`: all
-  // is where it was, unless `broken`, after which the session cannot go on.
+  // Of what is planned, what needs host memory beside what is kept.
+  uint64_t fresh();
+  // The host memory that it has beyond what is out.
+  uint64_t kept() const;
+  // What was planned, into what is kept and these pieces, whose descriptors become its own. False
+  // with `error`: all is where it was, unless `broken`, after which the session cannot go on.
   bool out(const std::vector<HostArea::Piece>& host, std::string* error, bool* broken);
   // Everything back. False with `error`: it is where it was, unless `broken`. Where a GPU has too
   // little free, `missing` says of which vGPU, and how much.
@@ -50,10 +59,15 @@ class MemoryMoves {
   // What the parts of the last move took, in words.
   const std::string& steps() const { return steps_; }
   // The driver forgets the host memory of what is out, which it would have to carry along where
-  // the context leaves the GPU; what comes back has it registered again.
+  // the context leaves the GPU; what comes back has it registered again. What nothing is out in is
+  // given up.
   void delist_host();
-  // Gives up the host memory of what is back; takes a tenth of a second for some GiB.
-  void forget_host();
+  // Behind back(): the host memory of this move stays, up to what the vGPUs have, and what nothing
+  // of it lay in is given up.
+  void keep_host();
+  // Gives up so much of the host memory that nothing is out in, or all of that; takes a tenth of a
+  // second for some GiB.
+  void give_up_host(uint64_t bytes = ~0ull);
 
  private:
   struct Place {  // where a piece is mapped
@@ -74,11 +88,19 @@ class MemoryMoves {
     bool planned = false;
   };
   using Pieces = std::vector<Piece*>;
+  struct Gap {  // of an area, where nothing is out
+    HostArea* area;
+    uint64_t begin, end;
+  };
 
   void add_place(Piece* piece, Vgpu& window, uint64_t address);
   Vgpu* reader_of(const std::vector<CUmemAccessDesc>& access);
   void plan(uint32_t vgpu, uint64_t bytes);
   Pieces chosen(bool planned);
+  std::vector<HostArea::Run> used(const HostArea& area) const;
+  std::vector<Gap> gaps() const;
+  uint64_t lay_out(const Pieces& going);
+  uint64_t held() const;
   CUresult copy(const Pieces& pieces, bool out, const Piece** failed);
   CUresult copy_run(const Piece& first, uint64_t bytes, bool out);
   CUresult create(Piece* piece);
@@ -90,7 +112,8 @@ class MemoryMoves {
   Session& session_;
   std::vector<Piece> pieces_;
   std::vector<uint64_t> movable_, staying_, exported_;
-  std::vector<std::unique_ptr<HostArea>> areas_;
+  std::vector<std::unique_ptr<HostArea>> areas_;  // the newest last
+  std::set<const HostArea*> came_back_from_;
   std::string steps_;
 };
 

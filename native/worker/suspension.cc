@@ -85,9 +85,11 @@ std::string Suspension::text(State state) const {
 Suspension::Values Suspension::values(State state) const {
   Values v;
   v["suspension"] = text(state);
+  v["kept_mib"] = std::to_string(mib(kept_));
   if (state == State::kRunning || state == State::kStopping) return v;
   v["movable_mib"] = std::to_string(mib(movable_));
   v["planned_mib"] = std::to_string(mib(planned_));
+  v["new_mib"] = std::to_string(mib(fresh_));
   v["takes_driver_memory"] = "1";
   if (!by_.empty()) v["moved_by"] = by_;
   if (const char* tie = session_.ties.name(); *tie) v["context_tie"] = tie;
@@ -151,8 +153,11 @@ void Suspension::stop(uint64_t until_ns) {
     why = in_the_way(until_ns);
     steps.done("the GPU");
     if (why.empty()) {
-      moves_.look();
-      show_moves();
+      {
+        std::lock_guard moving(moving_);
+        moves_.look();
+        show_moves();
+      }
       steps.done("looked through");
       return done(State::kStopped, {}, {{"steps", steps.text()}});
     }
@@ -162,9 +167,11 @@ void Suspension::stop(uint64_t until_ns) {
   done(State::kRunning, "it does not come to a stop in time: " + why);
 }
 
-// Nothing moves right now.
+// The caller has the moves.
 void Suspension::show_moves() {
   std::lock_guard lock(mutex_);
+  kept_ = moves_.kept();
+  fresh_ = moves_.fresh();
   movable_ = moves_.movable();
   for (auto& v : session_.vgpus)
     figures_[v->index] = {mib(moves_.staying(v->index)), mib(moves_.movable(v->index)),
@@ -227,39 +234,54 @@ std::vector<HostArea::Piece> Suspension::take_pieces() {
   return std::exchange(host_, {});
 }
 
+// Of one that stands still, so that at most what is kept is being given up.
+uint64_t Suspension::plan_moves(const std::vector<uint64_t>& out) {
+  std::lock_guard moving(moving_);
+  const uint64_t planned = moves_.plan(out);
+  std::lock_guard lock(mutex_);
+  fresh_ = moves_.fresh();
+  return planned_ = planned;
+}
+
 void Suspension::plan(const std::vector<uint64_t>& out) {
+  bool follows;
+  {
+    std::lock_guard lock(mutex_);
+    follows = state_ == State::kStopped || state_ == State::kOut;
+  }
+  if (follows) plan_moves(out);
   Values said;
   {
     std::lock_guard lock(mutex_);
-    if (state_ == State::kStopped || state_ == State::kOut) {
-      planned_ = moves_.plan(out);
-      is_planned_ = true;
-    }
+    is_planned_ = is_planned_ || follows;
     said = values(state_);
-    if (!is_planned_) said["message"] = "plan does not follow here: it is " + text(state_);
+    if (!follows) said["message"] = "plan does not follow here: it is " + text(state_);
   }
   tell_(said);
 }
 
 void Suspension::move_out(const std::string& by) {
   State from;
+  bool plans = false;
   {
     std::lock_guard lock(mutex_);
     from = state_ == State::kOut ? State::kOut : State::kStopped;
     if (state_ == from) {
-      if (!std::exchange(is_planned_, false)) planned_ = moves_.plan({});
+      plans = !std::exchange(is_planned_, false);
       by_ = by;
     }
   }
+  if (plans) plan_moves({});
   begin(from, State::kMovingOut, "move_out", [this, from] {
     std::string error;
     bool broken = false;
+    std::lock_guard moving(moving_);
     const bool moved = moves_.out(take_pieces(), &error, &broken);
     if (broken) return end(error);
     show_moves();
     {
       std::lock_guard lock(mutex_);
-      planned_ = 0;
+      planned_ = fresh_ = 0;
     }
     done(moved ? State::kOut : from, error, {{"steps", moves_.steps()}});
   });
@@ -267,7 +289,9 @@ void Suspension::move_out(const std::string& by) {
 
 void Suspension::delist() {
   begin(State::kOut, State::kMovingOut, "delist", [this] {
+    std::lock_guard moving(moving_);
     moves_.delist_host();
+    show_moves();
     done(State::kOut);
   });
 }
@@ -279,20 +303,40 @@ void Suspension::moved(const std::vector<std::string>& gpus) {
     read_uuid(gpus[i], &session_.vgpus[i]->gpu->uuid);
 }
 
-void Suspension::wake() {
+// The caller has the moves.
+void Suspension::forget(bool keep) {
+  if (keep)
+    moves_.keep_host();
+  else
+    moves_.give_up_host();
+  std::lock_guard lock(mutex_);
+  kept_ = moves_.kept();
+}
+
+void Suspension::wake(bool keep) {
+  bool is_stopped, gives_up;
   {
-    std::unique_lock lock(mutex_);
-    if (state_ == State::kStopped) {
-      lock.unlock();
-      for (const auto& piece : take_pieces()) ::close(piece.memory);
-      executor_.go_on();
-      return done(State::kRunning);
-    }
+    std::lock_guard lock(mutex_);
+    is_stopped = state_ == State::kStopped;
+    gives_up = is_stopped && kept_ && !keep;
+    if (gives_up) state_ = State::kMovingIn;
   }
-  begin(State::kOut, State::kMovingIn, "wake", [this] {
+  if (is_stopped) {
+    for (const auto& piece : take_pieces()) ::close(piece.memory);
+    executor_.go_on();
+    const auto rest = [this, keep] {
+      std::lock_guard moving(moving_);
+      forget(keep);
+      done(State::kRunning);
+    };
+    if (!gives_up || !channel::start_detached("suspension", rest)) rest();
+    return;
+  }
+  begin(State::kOut, State::kMovingIn, "wake", [this, keep] {
     std::string error;
     bool broken = false;
     MemoryMoves::Missing missing;
+    std::lock_guard moving(moving_);
     if (!moves_.back(&error, &broken, &missing)) {
       if (broken) return end(error);
       Values more;
@@ -303,14 +347,48 @@ void Suspension::wake() {
     }
     executor_.go_on();  // nobody waits for the host memory to be given up
     Steps steps;
-    moves_.forget_host();
-    steps.done("host memory given up");
+    forget(keep);
+    steps.done(keep ? "host memory kept" : "host memory given up");
     {
       std::lock_guard lock(mutex_);
       by_.clear();
     }
     done(State::kRunning, {}, {{"steps", moves_.steps() + ", " + steps.text()}});
   });
+}
+
+void Suspension::give_up(uint64_t bytes) {
+  Values said;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::kRunning && state_ != State::kStopped && state_ != State::kOut) {
+      said = values(state_);
+      said["message"] = "give_up does not follow here: it is " + text(state_);
+    }
+  }
+  if (!said.empty()) return tell_(said);
+  const auto work = [this, bytes] {
+    Steps steps;
+    std::lock_guard moving(moving_);
+    moves_.give_up_host(bytes);
+    const uint64_t kept = moves_.kept(), fresh = moves_.fresh();
+    steps.done("host memory given up");
+    Values now;
+    {
+      std::lock_guard lock(mutex_);
+      kept_ = kept;
+      fresh_ = fresh;
+      now = values(state_);
+    }
+    now["steps"] = steps.text();
+    process::log_info("suspension: " + steps.text());
+    tell_(now);
+  };
+  if (channel::start_detached("suspension", work)) return;
+  std::lock_guard lock(mutex_);
+  said = values(state_);
+  said["message"] = "there is no thread to be had for it (session_pids)";
+  tell_(said);
 }
 
 void Suspension::end(const std::string& why) {

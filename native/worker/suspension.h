@@ -41,8 +41,11 @@ class Suspension {
   void delist();
   // Its context is on other GPUs now than before, as the driver restored it there: by vGPU, UUIDs.
   void moved(const std::vector<std::string>& gpus);
-  // Brings it back, if it is out, and goes on.
-  void wake();
+  // Brings it back, if it is out, and goes on. `keep`: with the host memory of this move, for the
+  // next; else all of that is given up.
+  void wake(bool keep);
+  // Gives up so much of the host memory that nothing is out in, or all of that; while it runs, too.
+  void give_up(uint64_t bytes);
 
   // Where it is, for `status`.
   void show(Values* values) const;
@@ -63,11 +66,14 @@ class Suspension {
   std::string in_the_way(uint64_t until_ns);
   bool all_idle(CUresult* failed);
   std::vector<HostArea::Piece> take_pieces();
+  uint64_t plan_moves(const std::vector<uint64_t>& out);
   void show_moves();
+  void forget(bool keep);
   void end(const std::string& why);
 
   Session& session_;
   Executor& executor_;
+  std::mutex moving_;  // the moves; taken before the other
   MemoryMoves moves_;
   const std::function<void(const Values&)> tell_;
   mutable std::mutex mutex_;  // what follows
@@ -77,7 +83,7 @@ class Suspension {
     uint64_t staying, movable, out, exported;
   };
   std::map<uint32_t, Figures> figures_;
-  uint64_t movable_ = 0, planned_ = 0;
+  uint64_t movable_ = 0, planned_ = 0, fresh_ = 0, kept_ = 0;
   bool is_planned_ = false;
   std::string by_;
   std::vector<HostArea::Piece> host_;  // that it was given and has not used yet

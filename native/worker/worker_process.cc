@@ -294,7 +294,9 @@ void WorkerProcess::suspend(process::Message& m) {
   uint64_t number = 0;
   if (suspension_ && m.verb == "suspend" && m.number("drain_ms", &number))
     return suspension_->suspend(number);
-  if (suspension_ && m.verb == "wake") return suspension_->wake();
+  if (suspension_ && m.verb == "wake") return suspension_->wake(m.text("keep") == "1");
+  if (suspension_ && m.verb == "give_up")
+    return suspension_->give_up(m.number("mib", &number) ? number << 20 : ~0ull);
   if (suspension_ && m.verb == "delist") return suspension_->delist();
   if (suspension_ && m.verb == "moved") {
     std::vector<std::string> gpus;
@@ -325,7 +327,7 @@ void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (m.verb == "link" || m.verb == "no_link") return link(m);
   if (m.verb == "suspend" || m.verb == "memory" || m.verb == "plan" || m.verb == "move_out" ||
-      m.verb == "delist" || m.verb == "moved" || m.verb == "wake")
+      m.verb == "delist" || m.verb == "moved" || m.verb == "wake" || m.verb == "give_up")
     return suspend(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);

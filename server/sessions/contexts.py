@@ -29,7 +29,7 @@ from sluice.server.sessions.moving import exchanged, gpu_of
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import Standing
 from sluice.server.sessions.suspension_steps import for_all
-from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.sessions.swap_memory import Booking, SwapMemory
 
 #: A session that stands still has no call under way.
 LOCK_MS = 5000
@@ -165,7 +165,7 @@ class Contexts:
         if not there:
             return
         found = self._rules.why_not(there, self.standings, self._gpus(), promised=promised)
-        if found.why is Stays.NONE and not self._book(there):
+        if found.why is Stays.NONE and not await self._book(there):
             found = replace(found, why=Stays.HOST_MEMORY)
         if found.why is not Stays.NONE:
             self._stay(there, stays(found.why, found.note))
@@ -201,9 +201,9 @@ class Contexts:
         standing = self.standings.get(session.id) or Standing()
         return standing.host_mib + self._left_mib(session)
 
-    def _book(self, sessions: Sequence[Session]) -> bool:
+    async def _book(self, sessions: Sequence[Session]) -> bool:
         try:
-            self._swap.take({session.id: self._host_mib(session) for session in sessions})
+            await self._swap.book(lambda: Booking({s.id: self._host_mib(s) for s in sessions}))
         except NoSwapMemory:
             return False
         return True

@@ -31,6 +31,8 @@ class Standing:
     state: str = RUNNING
     movable_mib: int = 0
     planned_mib: int = 0  # that the next move takes of host memory
+    new_mib: int = 0  # of that, what does not go into what it keeps
+    kept_mib: int = 0  # host memory that it has beyond what is out
     moved_by: str = ""  # of one that is out
     plans: bool = False  # it can have a part of its memory moved; an earlier release's cannot
     takes_driver_memory: bool = False  # and move it into what the driver made; the same
@@ -50,6 +52,9 @@ class Standing:
         self.state = message.get("suspension", RUNNING)
         self.movable_mib = message.number("movable_mib")
         self.planned_mib = message.number("planned_mib")
+        new_mib = message.number("new_mib") if "new_mib" in message.fields else self.planned_mib
+        self.new_mib = min(new_mib, self.planned_mib)
+        self.kept_mib = message.number("kept_mib")
         self.plans = "planned_mib" in message.fields
         self.takes_driver_memory = message.get("takes_driver_memory") == "1"
         self.moved_by = message.get("moved_by")
@@ -65,6 +70,15 @@ class Standing:
         if len(self.taken) < MOST_STEPS:
             within = f" ({parts[:MOST_STEP_TEXT]})" if parts else ""
             self.taken.append(f"{step} {seconds:.3f} s{within}")
+
+    def plan_all(self) -> None:
+        """Of one whose worker takes no plans: all of it is to move."""
+        self.planned_mib = self.new_mib = self.movable_mib if self.state != OUT else 0
+
+    @property
+    def left_over_mib(self) -> int:
+        """What it keeps beyond what is out when that which is planned is out, too."""
+        return max(0, self.kept_mib + self.new_mib - self.planned_mib)
 
     @property
     def host_mib(self) -> int:

@@ -22,8 +22,8 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.suspended_contexts import ContextPlace, words
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
-from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.contexts import Contexts
+from sluice.server.sessions.kept_memory import KeptMemory
 from sluice.server.sessions.moved_memory import MovedMemory
 from sluice.server.sessions.moving import NONE_MOVES, MoveRules, Moves, gpu_of
 from sluice.server.sessions.records import Session, run_at_once
@@ -63,6 +63,7 @@ class Suspensions:
         contexts.standings = self._standing
         self._steps = SuspensionSteps(swap, drain_seconds, self._of)
         contexts.prepare = self._steps.delist
+        self._kept = KeptMemory(swap, self._steps, self._of, self.lock)
         self._busy: set[str] = set()  # grants whose steps are under way
         self._locks: dict[str, asyncio.Lock] = {}  # by grant: one order at a time
         #: Grants that are out, in part or whole, for others on their GPUs: to the pool they run.
@@ -91,14 +92,16 @@ class Suspensions:
                 if standing.moved_by == ARBITER:
                     self.swapped.add(session.grant_id)
                 self.contexts.adopt(session)
+        self._kept.follow(session)
         session.worker.on_suspension = lambda message: self._hear(session, message)
-        if standing.state == STOPPED:
-            self._steps.tell(session, Message("wake"))  # whoever stopped it has ended
+        if standing.state == STOPPED:  # whoever stopped it has ended
+            self._steps.tell(session, self._steps.wake_order(session))
 
     def leave(self, session: Session) -> None:
         """Its process has ended, and what it had of the host's memory is back."""
         self.swap.give(session.id)
         self.contexts.leave(session)
+        self._kept.leave(session)
         self._grant_ids.pop(session.id, None)
         standing = self._standing.pop(session.id, None)
         if standing and standing.waiter and not standing.waiter.done():
@@ -287,7 +290,7 @@ class Suspensions:
     async def _move_all_out(self, grant_id: str, sessions: Sequence[Session]) -> None:
         await self._stop_all(grant_id, sessions)
         await for_all(sessions, self._steps.plan_all)
-        self._book(sessions)
+        await self._kept.book(sessions)
         await for_all(sessions, self._steps.move_out)
 
     async def resume(self, grant_id: str, to: str = "") -> None:
@@ -383,7 +386,7 @@ class Suspensions:
             targets.append(min(left[gpu], movable))
             left[gpu] -= targets[-1]
         await self._steps.plan(session, targets)
-        self._book([session])
+        await self._kept.book([session])
         await self._steps.move_out(session, ARBITER)
 
     async def swap_in(self, grant_id: str) -> None:
@@ -395,12 +398,6 @@ class Suspensions:
             raise OrderRefused(f"grant {grant_id} is suspended, and comes in when it is resumed")
 
     # steps of a session
-
-    def _book(self, sessions: Sequence[Session]) -> None:
-        try:
-            self.swap.take({s.id: self._of(s).host_mib for s in sessions})
-        except NoSwapMemory as none:
-            raise OrderRefused(str(none)) from None
 
     async def _stop_all(self, grant_id: str, sessions: Sequence[Session]) -> None:
         """All of them; those of a job at one cut, as they wait for each other in collectives.
@@ -470,10 +467,11 @@ class Suspensions:
             return
         # nobody here ordered it: an earlier server did
         if standing.state == STOPPED:
-            self._steps.tell(session, Message("wake"))
+            self._steps.tell(session, self._steps.wake_order(session))
             return
         if standing.state == RUNNING:
-            self.swap.give(session.id)
+            self.swap.settle(session.id, 0, standing.kept_mib)
+            self._kept.look()
             if all(self._of(s).state == RUNNING for s in self._sessions_of(session.grant_id)):
                 self.swapped.discard(session.grant_id)
         self.on_moved(session.grant_id)

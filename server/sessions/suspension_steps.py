@@ -50,11 +50,15 @@ class SuspensionSteps:
         self._of = of
 
     async def finish(self, session: Session) -> None:
-        """The step that an earlier server has ordered is over, if one is under way."""
+        """What was ordered before is answered: by an earlier server, or not in time."""
         standing = self._of(session)
-        if standing.state in UNDER_WAY and standing.owed:
-            drain = self._drain_seconds if standing.state == UNDER_WAY[0] else 0.0
-            await self._said(session, seconds_for(standing.movable_mib) + drain)
+        while standing.owed:
+            seconds = ANSWER_SECONDS
+            if standing.state in UNDER_WAY:
+                drain = self._drain_seconds if standing.state == UNDER_WAY[0] else 0.0
+                seconds = seconds_for(standing.movable_mib) + drain
+            await self._said(session, seconds)
+            self._swap.lower_kept(session.id, standing.kept_mib)
 
     async def stop(self, session: Session) -> None:
         """It stands still, at a cut of its own."""
@@ -76,7 +80,7 @@ class SuspensionSteps:
         """What is to be out in all, MiB by vGPU; none named: everything."""
         standing = self._of(session)
         if not standing.plans:
-            standing.planned_mib = standing.movable_mib if standing.state != OUT else 0
+            standing.plan_all()
             return
         fields = {f"vgpu.{n}.out_mib": str(mib) for n, mib in enumerate(out)}
         await self.step(session, Message("plan", {"vgpus": str(len(out)), **fields}))
@@ -98,7 +102,7 @@ class SuspensionSteps:
         standing = self._of(session)
         began = time.monotonic()
         try:
-            pieces = await self._swap.pieces(standing.planned_mib, standing.takes_driver_memory)
+            pieces = await self._swap.pieces(standing.new_mib, standing.takes_driver_memory)
         except NoSwapMemory as none:
             raise OrderRefused(f"session {session.id}: {none}") from None
         standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
@@ -113,25 +117,32 @@ class SuspensionSteps:
         order = Message("move_out", {"by": by})
         said = await self.step(session, order, seconds_for(planned))
         if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
-            self._swap.adopt(session.id, sum(standing.out))
+            self._swap.settle(session.id, sum(standing.out), standing.kept_mib)
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
 
     async def delist(self, session: Session) -> None:
         """Its context is about to leave, and the driver need not carry its host memory along."""
-        said = await self.step(session, Message("delist"), seconds_for(sum(self._of(session).out)))
-        if self._of(session).state != OUT:
+        standing = self._of(session)
+        said = await self.step(session, Message("delist"), seconds_for(sum(standing.out)))
+        if standing.state != OUT:
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it is not out')}")
+        self._swap.lower_kept(session.id, standing.kept_mib)
+
+    def wake_order(self, session: Session) -> Message:
+        """With the host memory that it has, for the next time, if there is room for that."""
+        return Message("wake", {"keep": "1"} if self._swap.may_keep(session.id) else {})
 
     async def wake(self, session: Session) -> None:
         """It goes on, with all of its memory."""
         standing = self._of(session)
         if standing.state != RUNNING:
             with self._swap.moving():
-                said = await self.step(session, Message("wake"), seconds_for(standing.movable_mib))
+                order = self.wake_order(session)
+                said = await self.step(session, order, seconds_for(standing.movable_mib))
             if standing.state != RUNNING:
                 why = said.get("message", "it did not wake")
                 raise OrderRefused(f"session {session.id}: {why}")
-        self._swap.give(session.id)
+        self._swap.settle(session.id, 0, standing.kept_mib)
 
     async def step(
         self, session: Session, order: Message, seconds: float = ANSWER_SECONDS

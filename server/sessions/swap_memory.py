@@ -2,13 +2,16 @@
 """The host's memory for suspended sessions: how much there is, who has it, and what is ready.
 
 Used by sessions.suspending. Sizes are MiB. Each session's copy is memory of its own, which its
-worker alone keeps: when the worker is done with it or ends, the kernel has the pages back, and
-nobody gets them before they are empty. So nothing is used twice. It promises that no more is taken
+worker alone keeps: when the worker gives it up or ends, the kernel has the pages back, and nobody
+gets them before they are empty. So nothing is used by two. It promises that no more is taken
 than [suspend] swap_mib says, workers of an earlier server included, and that what is handed out is
 there: pages are taken before anything is moved. As that takes time, `ready_mib` of them are taken
 ahead of it, in pieces, and made up for when they were handed out: by the GPUs' driver where it can,
 as workers are faster with that, else as shared memory. What is not ready is shared memory, by
 several threads at once (host_memory).
+
+A session that came back may keep its memory, mapped, for the next time (sessions.kept_memory). That
+counts, too, beside what is ready, and is given up where somebody else needs the room.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from sluice.server.host_memory.driver_memory import DriverMemory, Unavailable
 from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, make_shared
@@ -33,6 +37,17 @@ MOST_MAKERS = 8
 CALM_SECONDS = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What sessions are to have, by their ids."""
+
+    wanted: Mapping[str, int]
+    #: What some of them keep beyond that, where it is not what they kept.
+    kept: Mapping[str, int] = field(default_factory=dict)
+    #: What of it is to be made for them.
+    new: Mapping[str, int] = field(default_factory=dict)
+
+
 class SwapMemory:
     """What there is for suspended sessions, by session."""
 
@@ -44,7 +59,12 @@ class SwapMemory:
         self._driver_memory = driver_memory
         #: Whether a process may have the GPUs open: not while one of them is to be let go.
         self.may_open_gpus: Callable[[], bool] = lambda: True
+        #: Has sessions give up what they keep until nothing is short for that; why some do not.
+        self.make_room: Callable[[Callable[[], Booking]], Awaitable[str]] = _nobody_keeps
+        #: Told when a move is over.
+        self.on_moved: Callable[[], None] = lambda: None
         self._taken: dict[str, int] = {}
+        self._kept: dict[str, int] = {}  # beyond that; who has kept the longest is the first
         self._ready: deque[HostPiece] = deque()
         self._wanted = asyncio.Event()
         self._wanted.set()
@@ -54,28 +74,95 @@ class SwapMemory:
 
     @property
     def used_mib(self) -> int:
-        """What sessions have."""
+        """What sessions have that are out, or on their way."""
         return sum(self._taken.values())
 
-    def take(self, wanted: dict[str, int]) -> None:
-        """Books for sessions, by id, all or none. Raises NoSwapMemory."""
-        before = sum(self._taken.get(session_id, 0) for session_id in wanted)
-        needed, left = sum(wanted.values()), self.limit_mib - self.used_mib + before
-        if needed > left:
+    @property
+    def kept_mib(self) -> int:
+        """What sessions keep for the next time."""
+        return sum(self._kept.values())
+
+    def keepers(self) -> list[str]:
+        """The sessions that keep something; who has kept it the longest is the first."""
+        return [*self._kept]
+
+    def kept_by(self, session_id: str) -> int:
+        """What one keeps."""
+        return self._kept.get(session_id, 0)
+
+    def has(self, session_id: str) -> int:
+        """What one has in all."""
+        return self._taken.get(session_id, 0) + self._kept.get(session_id, 0)
+
+    def may_keep(self, session_id: str) -> bool:
+        """Whether all that a session has fits beside what others use and what is to be ready.
+
+        What others have kept for longer makes room for it.
+        """
+        used = self.used_mib + self.kept_by(session_id) + self._ready_pieces * PIECE_MIB
+        return 0 < self.limit_mib >= used
+
+    @property
+    def crowded_mib(self) -> int:
+        """What has to be given up of that which is kept, for what is to be ready has no room."""
+        wanted = self.used_mib + self.kept_mib + self._ready_pieces * PIECE_MIB
+        return min(self.kept_mib, max(0, wanted - self.limit_mib))
+
+    def keeps(self, booking: Booking) -> int:
+        """What those of a booking keep with it."""
+        kept = booking.kept
+        return sum(kept.get(each, self.kept_by(each)) for each in booking.wanted)
+
+    def short_mib(self, booking: Booking) -> int:
+        """How much more there would have to be for it."""
+        others = self.used_mib + self.kept_mib - sum(map(self.has, booking.wanted))
+        needed = sum(booking.wanted.values()) + self.keeps(booking)
+        return max(0, others + needed - self.limit_mib)
+
+    async def book(self, booking: Callable[[], Booking]) -> None:
+        """All or none; where what sessions keep is in the way, they give it up, within seconds.
+
+        `booking`: how it is by then, as those that it is for may give something up, too. Raises
+        NoSwapMemory.
+        """
+        why = await self.make_room(booking) if self.short_mib(booking()) else ""
+        try:
+            self._book(booking())
+        except NoSwapMemory as none:
+            raise NoSwapMemory(f"{none}; {why}" if why else str(none)) from None
+
+    def take(self, wanted: Mapping[str, int]) -> None:
+        """Books for sessions, by id, all or none; all of it is new. Raises NoSwapMemory."""
+        self._book(Booking(wanted, new=wanted))
+
+    def _book(self, booking: Booking) -> None:
+        wanted = booking.wanted
+        if short := self.short_mib(booking):
+            needed = sum(wanted.values())
             raise NoSwapMemory(
                 f"{needed} MiB would move to the host, and of [suspend] swap_mib "
-                f"({self.limit_mib}) {max(0, left)} MiB are left: raise it, or resume or end what "
-                "is suspended there"
+                f"({self.limit_mib}) {max(0, needed - short)} MiB are left: raise it, or resume or "
+                "end what is suspended there"
             )
         self._taken |= wanted
+        for session_id, mib in booking.kept.items():
+            self.keep(session_id, mib)
         # of what is ready it has whole pieces, and what is left of them makes room
-        self._make_room(min(len(self._ready), sum(mib // PIECE_MIB for mib in wanted.values())))
+        made = sum(mib // PIECE_MIB for mib in booking.new.values())
+        self._make_room(min(len(self._ready), made))
+
+    def keep(self, session_id: str, mib: int) -> None:
+        """A session keeps so much from now on, for as long as before where it kept something."""
+        if mib:
+            self._kept[session_id] = mib
+        else:
+            self._kept.pop(session_id, None)
 
     def _make_room(self, own: int = 0) -> None:
         """Beside what is ready; `own`: pieces of that which are booked, too."""
+        taken = self.used_mib + self.kept_mib
         while (
-            len(self._ready) > own
-            and self.used_mib + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
+            len(self._ready) > own and taken + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
         ):
             self._ready.pop().close()
 
@@ -83,15 +170,32 @@ class SwapMemory:
         """What a worker of an earlier server has, whatever the limit says by now."""
         self._taken[session_id] = mib
 
+    def settle(self, session_id: str, mib: int, kept_mib: int) -> None:
+        """A move is over: a session uses so much, and says that it keeps so much beyond that.
+
+        It cannot have more than is booked for it. What it keeps it has kept since now.
+        """
+        kept_mib = max(0, min(kept_mib, self.has(session_id) - mib))
+        self.give(session_id)
+        if mib:
+            self._taken[session_id] = mib
+        self.keep(session_id, kept_mib)
+
     def lower(self, session_id: str, mib: int) -> None:
         """A session has so much less."""
         if session_id in self._taken:
             self._taken[session_id] = max(0, self._taken[session_id] - mib)
             self._wanted.set()
 
+    def lower_kept(self, session_id: str, mib: int) -> None:
+        """It keeps no more than so much."""
+        self.keep(session_id, min(mib, self.kept_by(session_id)))
+        self._wanted.set()
+
     def give(self, session_id: str) -> None:
         """A session has none any more."""
-        if self._taken.pop(session_id, None) is not None:
+        taken, kept = self._taken.pop(session_id, None), self._kept.pop(session_id, None)
+        if (taken, kept) != (None, None):
             self._wanted.set()
 
     @property
@@ -100,7 +204,11 @@ class SwapMemory:
         return len(self._ready) * PIECE_MIB
 
     async def let_go(self) -> None:
-        """What the driver made ahead of time is given up: a GPU is to be nobody's."""
+        """What the driver made ahead of time is given up: a GPU is to be nobody's.
+
+        What workers have or keep of it is in nobody's way: its descriptors are of no GPU, and a
+        worker has none open for it but those that it sees anyway.
+        """
         of_driver = [piece for piece in self._ready if piece.of_driver]
         self._ready = deque(piece for piece in self._ready if not piece.of_driver)
         for piece in of_driver:
@@ -161,6 +269,7 @@ class SwapMemory:
             self._moving -= 1
             self._calm_at = time.monotonic() + CALM_SECONDS
             self._wanted.set()
+            self.on_moved()
 
     async def keep_ready(self) -> None:
         """Takes pieces ahead of time, for ever."""
@@ -168,11 +277,11 @@ class SwapMemory:
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                while not self._moving and (count := self._may_keep()):
+                while not self._moving and (count := self._may_make()):
                     began = time.monotonic()
                     made = await self._make_ready(count)
                     for piece in made:
-                        if self._may_keep() and self._may_have(piece):
+                        if self._may_make() and self._may_have(piece):
                             self._ready.append(piece)
                         else:  # it was taken meanwhile
                             piece.close()
@@ -203,7 +312,12 @@ class SwapMemory:
         """What the driver made while a GPU was let go is not kept."""
         return not piece.of_driver or self.may_open_gpus()
 
-    def _may_keep(self) -> int:
+    def _may_make(self) -> int:
         """How many pieces more."""
-        room = (self.limit_mib - self.used_mib) // PIECE_MIB
+        room = (self.limit_mib - self.used_mib - self.kept_mib) // PIECE_MIB
         return max(0, min(self._ready_pieces, room) - len(self._ready))
+
+
+async def _nobody_keeps(booking: Callable[[], Booking]) -> str:
+    del booking
+    return ""

@@ -65,8 +65,11 @@ def swap_gib(card: float, sessions: int, gib_each: int) -> int:
 
 
 def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> Server:
-    """Whose every grant promises so much of the card."""
-    options = ["--swap-mib", str(swap_gib * GIB), "--ready-mib", str(swap_gib * GIB)]
+    """Whose every grant promises so much of the card.
+
+    A quarter of its host memory is ready, so that there is room for what sessions keep beside that.
+    """
+    options = ["--swap-mib", str(swap_gib * GIB), "--ready-mib", str(swap_gib * GIB // 4)]
     options += ["--idle-seconds", str(idle_seconds)]
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=bench.folder))
     folder.chmod(0o755)

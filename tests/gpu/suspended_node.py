@@ -59,7 +59,10 @@ class Node:
     def __init__(
         self, driver: str, folder: Path, gib: int, contexts: str, movable: str, ready_gib: int
     ) -> None:
-        """For one session of so many GiB, in a folder that is empty."""
+        """For one session of so many GiB, in a folder that is empty.
+
+        Host memory is for what the session keeps and for as much that is ready beside that.
+        """
         self.contexts_leave = contexts == "auto"
         memory = (gib + 4) * GIB
         options = ["--swap-mib", str(2 * memory), "--ready-mib", str(ready_gib * GIB)]
@@ -124,7 +127,7 @@ class Node:
         return self._said(CONTEXT_LEFT)
 
     def resume(self) -> float:
-        """Seconds until the session goes on: its host memory is given up behind that."""
+        """Seconds until the session goes on, with its host memory for the next time."""
         return self.order(signal.SIGUSR2, ON_THE_GPU, RESUMED)
 
 

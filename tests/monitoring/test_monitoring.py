@@ -28,7 +28,7 @@ from sluice.server import metrics
 from sluice.server.gpus import figures as gpu_figures
 from sluice.server.rdma import figures as rdma_figures
 from sluice.server.sessions import figures as session_figures
-from sluice.server.sessions import memory_figures
+from sluice.server.sessions import memory_figures, swap_figures
 from sluice.server.sessions.figures import SessionFigures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +65,7 @@ def registries() -> Iterator[CollectorRegistry]:
         gpu_figures.FAMILIES,
         rdma_figures.FAMILIES,
         memory_figures.FAMILIES,
+        swap_figures.FAMILIES,
     ):
         of_server.register(FamilyCollector(families, lambda _: None))
     of_server.register(SessionFigures().registry)
@@ -121,6 +122,7 @@ def test_labels_in_the_docs_are_those_of_the_code() -> None:
         *rdma_figures.FAMILIES,
         *session_figures.FAMILIES,
         *memory_figures.FAMILIES,
+        *swap_figures.FAMILIES,
     )
     for family in families:
         assert labels_of(family.name) == set(family.labels), family.name

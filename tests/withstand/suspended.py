@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from control_plane import PYTHON_PATH, ControlPlane
+from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from forks import run_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -21,11 +21,26 @@ sys.path.insert(0, str(CHECKOUT / "tests" / "gpu"))
 
 from checkpoint_bench import SUBJECT, Failed, Told  # noqa: E402
 
-from .prompted import client_environment  # noqa: E402
+from .prompted import Prompted, client_environment  # noqa: E402
 
-__all__ = ["Failed", "Subject", "Told", "grant_of", "memory_of", "sluice", "start_subject"]
+__all__ = [
+    "Failed",
+    "Subject",
+    "Told",
+    "grant_of",
+    "is_right",
+    "memory_of",
+    "refused",
+    "resume",
+    "sluice",
+    "start_subject",
+    "suspend",
+    "suspension",
+]
 
 SLAB_MIB, PIECE_MIB = 16, 2
+#: That moves of a program which is filled: an allocation, the pool, the graph, a word of its own.
+MOVED_MIB = SLAB_MIB + 5 * PIECE_MIB
 Subject = Told
 
 
@@ -73,3 +88,51 @@ def memory_of(plane: ControlPlane, subject: Subject) -> dict[str, Any]:
     grant = grant_of(plane, subject.pid)["id"]
     [vgpu] = [v for v in plane.rest.get("/vgpus").json()["vgpus"] if v["grant_id"] == grant]
     return dict(vgpu)
+
+
+def suspension(plane: ControlPlane, grant_id: str) -> dict[str, Any] | None:
+    """How a grant stands; None: it runs."""
+    found: dict[str, Any] | None = plane.rest.get(f"/grants/{grant_id}").json()["suspension"]
+    return found
+
+
+def suspend(plane: ControlPlane, subject: Subject) -> str:
+    """Until it is; the grant's id."""
+    grant: str = grant_of(plane, subject.pid)["id"]
+    ordered = plane.rest.post(f"/grants/{grant}/suspend")
+    assert ordered.status_code == 202, ordered.text
+
+    def is_suspended() -> bool:
+        shown = suspension(plane, grant)
+        assert shown, why_not(plane, grant)
+        return bool(shown["state"] == "suspended")
+
+    wait_for(is_suspended, message="it to be suspended")
+    return grant
+
+
+def why_not(plane: ControlPlane, grant: str) -> str:
+    """Why it could not be suspended; "": nothing was in the way."""
+    answer = plane.rest.get("/events", params={"subject": grant, "kind": "grant.not_suspended"})
+    return "; ".join(event["text"] for event in answer.json()["events"])
+
+
+def refused(plane: ControlPlane, subject: Subject | Prompted) -> str:
+    """Why it is not suspended: it goes on."""
+    grant: str = grant_of(plane, subject.pid)["id"]
+    assert plane.rest.post(f"/grants/{grant}/suspend").status_code == 202
+    wait_for(lambda: suspension(plane, grant) is None, message="it to be refused")
+    return str(wait_for(lambda: why_not(plane, grant), message="the reason"))
+
+
+def resume(plane: ControlPlane, grant: str) -> None:
+    """Until it goes on."""
+    ordered = plane.rest.post(f"/grants/{grant}/resume")
+    assert ordered.status_code == 202, ordered.text
+    wait_for(lambda: suspension(plane, grant) is None, message="it to go on")
+
+
+def is_right(subject: Subject) -> None:
+    """Everything that it has is as it was."""
+    assert subject.ask("check") == {"wrong": 0}
+    assert subject.ask("again") == {"wrong": 0}, "the graph, over memory that was cleared"
