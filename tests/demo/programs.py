@@ -38,6 +38,8 @@ class Program:
     """Whether the software GPU has what it shows."""
     linked: bool = False
     """Whether a real GPU runs another build of it, linked with the device runtime."""
+    cuda12: bool = True
+    """Whether there is one for CUDA 12."""
 
     def command(self, folder: Path = PROGRAMS) -> list[str]:
         """What runs it from a folder."""
@@ -105,6 +107,7 @@ def load_programs(*, milestone_only: bool = True, devices: int = 1) -> list[Prog
                 entry.get("tcp", True),
                 entry.get("softgpu", True),
                 entry.get("linked", False),
+                entry.get("cuda12", True),
             )
         )
     return programs

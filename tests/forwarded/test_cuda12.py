@@ -28,7 +28,7 @@ ELSEWHERE = {
     "two_nodes": "wants GPUs of two nodes",
 }
 OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs", "host_pools")
-PROGRAMS = load_programs(milestone_only=False, devices=2)
+PROGRAMS = [one for one in load_programs(milestone_only=False, devices=2) if one.cuda12]
 
 
 @pytest.fixture(scope="session")

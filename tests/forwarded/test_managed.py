@@ -17,7 +17,7 @@ from programs import Program, facts, load_programs  # noqa: E402
 PROGRAMS = [
     one
     for one in load_programs(milestone_only=False)
-    if one.name.startswith("managed") or one.name == "host_virtual_memory"
+    if one.name.startswith("managed") or one.name in ("host_virtual_memory", "universal_vectors")
 ]
 
 

@@ -11,8 +11,8 @@ software GPU reads and a real GPU compiles. A program is rebuilt when its source
 The same programs for CUDA 12 lie in build/programs/cuda12: the same compiler (PyPI has no nvcc 12)
 with CUDA 12.9's headers and libcudart.so.12 of NVIDIA's wheel in build/cuda12. What nvcc itself
 emits for the host is one interface in both versions. Only the software GPU runs them, so the device
-runtime, which is linked for a real one, is left away. They are built where all programs are, or by
-`--cuda 12`.
+runtime, which is linked for a real one, is left away, and so are programs that include Thrust: that
+of 13 refuses CUDA 12's headers. They are built where all programs are, or by `--cuda 12`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ LINKED_FLAGS = (
     "-Xcompiler=-Wall,-Wextra,-pthread",
 )
 DEVICE_RUNTIME_CALL = re.compile(r"\bcudaGraphSetConditional\s*\(")
+THRUST = re.compile(r"^#include <thrust/", re.MULTILINE)
 DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+\s*\(")
 
 
@@ -115,6 +116,7 @@ def build(
             (source, source.stem, FLAGS, folder, kit, link)
             for (folder, kit), link in zip(folders, links, strict=True)
             for source in sources
+            if kit is toolkit or not THRUST.search(source.read_text())
         ]
         wanted += [
             (source, f"{source.stem}_linked", LINKED_FLAGS, out, toolkit, links[0])
