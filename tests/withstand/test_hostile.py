@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from control_plane import ControlPlane, read_stream, running, wait_for
 
-from sluice.protocol.frames import ChannelKind
+from sluice.protocol.frames import MAX_FRAME_BYTES, MAX_LARGE_FRAME_BYTES, ChannelKind
 from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 from .hostile_session import NO_LANE, HostileSession
@@ -28,7 +28,7 @@ Start = Callable[..., Prompted]
 ROUNDS = 1_000_000
 #: Launches that are more than the gate lets through and less than every channel holds.
 FLOOD = 20_000
-DEVICE_IDLE, ARENA_REGISTER = 8, 9
+DEVICE_IDLE, ARENA_REGISTER, COPY_TO_DEVICE, FILL_DEVICE = 8, 9, 13, 16
 ARENA_ADDRESS, ARENA_CHUNK = 0x680000000000, 32 << 20
 #: The frames of native/wire/frame.h, and the API functions behind them; the former go deeper.
 CONTROL_FUNCTIONS, API_FUNCTIONS = range(4, 36), range(64, 700)
@@ -163,22 +163,67 @@ def test_a_session_at_its_limit_of_threads_goes_on_or_ends_with_a_reason(tmp_pat
         hostile.close()
 
 
+@contextlib.contextmanager
+def over_tcp(plane: ControlPlane) -> Iterator[tuple[str, socket.socket]]:
+    """A session by its id, and its connection, which only carries what the test sends."""
+    answer = plane.rest.post("/sessions", json={"gmem_mib": 64, "ratio_percent": 10})
+    assert answer.status_code in (200, 201), answer.text
+    opened = answer.json()
+    with socket.create_connection((opened["address"], int(opened["port"])), 10) as connected:
+        connected.sendall(pack_open_session(key=opened["key"], channel=ChannelKind.TCP))
+        status, number, message = unpack_open_reply(read_stream(connected, 512))
+        assert status == 0, message
+        yield f"{number:016x}", connected
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_over_tcp_end_that_session_alone(
     plane: ControlPlane, start: Start, seed: int
 ) -> None:
     source = random.Random(seed)
-    with unaffected(plane, start):
-        answer = plane.rest.post("/sessions", json={"gmem_mib": 64, "ratio_percent": 10})
-        assert answer.status_code in (200, 201), answer.text
-        opened = answer.json()
-        with socket.create_connection((opened["address"], int(opened["port"])), 10) as connected:
-            connected.sendall(pack_open_session(key=opened["key"], channel=ChannelKind.TCP))
-            status, number, message = unpack_open_reply(read_stream(connected, 512))
-            assert status == 0, message
-            session = f"{number:016x}"
-            traces = Traces.of(plane, 2)
-            with contextlib.suppress(OSError):
-                for _ in range(64):
-                    connected.sendall(source.randbytes(65536))
-            ended_with_a_reason(plane, session, traces, f"random bytes over TCP, seed {seed}")
+    with unaffected(plane, start), over_tcp(plane) as (session, connected):
+        traces = Traces.of(plane, 2)
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                connected.sendall(source.randbytes(65536))
+        ended_with_a_reason(plane, session, traces, f"random bytes over TCP, seed {seed}")
+
+
+#: Of frames that say such a size and bring so much: what the session ends with.
+LARGE_FRAMES = [
+    (FILL_DEVICE, MAX_FRAME_BYTES + 8, 0, "no valid frame"),
+    (COPY_TO_DEVICE, MAX_LARGE_FRAME_BYTES + 8, 0, "no valid frame"),
+    (COPY_TO_DEVICE, MAX_LARGE_FRAME_BYTES - 4, 0, "no valid frame"),
+    (COPY_TO_DEVICE, (1 << 32) - 8, 0, "no valid frame"),
+    (COPY_TO_DEVICE, MAX_LARGE_FRAME_BYTES, MAX_LARGE_FRAME_BYTES, "does not have"),
+    (COPY_TO_DEVICE, MAX_FRAME_BYTES + 8, MAX_FRAME_BYTES + 8, "does not have"),
+    (COPY_TO_DEVICE, MAX_LARGE_FRAME_BYTES, MAX_FRAME_BYTES, "client"),
+]
+
+
+@pytest.mark.parametrize(("function", "size", "brings", "why"), LARGE_FRAMES)
+def test_a_large_frame_over_tcp_ends_that_session_alone(
+    plane: ControlPlane, start: Start, function: int, size: int, brings: int, why: str
+) -> None:
+    head = struct.pack("<IHHII", size, function, NO_LANE, 1, 1)
+    with unaffected(plane, start), over_tcp(plane) as (session, connected):
+        traces = Traces.of(plane, 2)
+        connected.sendall(head + random.Random(size).randbytes(max(0, brings - len(head))))
+        connected.shutdown(socket.SHUT_WR)
+        reason = ended_with_a_reason(plane, session, traces, f"{brings} of {size} bytes")
+        assert why in reason
+
+
+def test_large_frames_that_never_end_cost_their_own_sessions_alone(
+    plane: ControlPlane, start: Start
+) -> None:
+    head = struct.pack("<IHHII", MAX_LARGE_FRAME_BYTES, COPY_TO_DEVICE, NO_LANE, 1, 1)
+    with unaffected(plane, start), contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(over_tcp(plane)) for _ in range(4)]
+        traces = Traces.of(plane, 1 + len(waiting))
+        for _, connected in waiting:
+            connected.sendall(head + bytes(MAX_FRAME_BYTES))
+        assert start().ask("compute") == "compute: wrong 0 of 1000"
+        for session, connected in waiting:
+            connected.close()
+            ended_with_a_reason(plane, session, traces, "a frame that nobody ends")
