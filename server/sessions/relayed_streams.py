@@ -31,6 +31,7 @@ from sluice.server.workers.worker import Worker, WorkerError
 #: For the connection to the node, its proof, and RDMA before that.
 RESUME_SECONDS = 60.0
 LOOK_SECONDS = 0.1
+LEAST_PAUSE_SECONDS = 1.0  # that one which loses its relays all the time has to wait for another
 #: Between two questions to the node whether the session is over there.
 FIRST_QUESTION_SECONDS, LAST_QUESTION_SECONDS = 0.2, 5.0
 #: As native/api/control.yaml bounds it, less one for a second attempt.
@@ -100,7 +101,7 @@ class RelayedStreams:
     async def _take(self, session: Session, way: StreamWay, comings: _Comings) -> None:
         try:
             while comings.newest and session.why is None:
-                await asyncio.sleep(way.pace.wait_seconds(time.monotonic()))
+                await asyncio.sleep(_pause(way))
                 if comings.newest and session.why is None:
                     await self._take_newest(session, way, comings)
         finally:
@@ -198,6 +199,15 @@ class RelayedStreams:
         else:
             session.worker.on_exit = partial(self._exited, session, None)
             session.worker.end(session.why)
+
+
+def _pause(way: StreamWay) -> float:
+    """Seconds until another relay may follow; fewer than it takes until the client is given up.
+
+    Its node takes what was closed for the end of its program before long.
+    """
+    longest = max(LEAST_PAUSE_SECONDS, way.closed_seconds / 2)
+    return min(longest, way.pace.wait_seconds(time.monotonic()))
 
 
 def _too_late(by_client: bool, grace_seconds: int, silence: str) -> End:

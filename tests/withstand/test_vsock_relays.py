@@ -21,7 +21,7 @@ from holder import Holder
 from static_pool import build_programs
 from vsock_relay import OWNER, VsockGuest, vsock_relay_host
 
-from sluice.server.sessions.records import Session, StreamWay
+from sluice.server.sessions.records import AT_ONCE, Session, StreamWay
 from sluice.server.workers.session_start import ResumeTerms
 from tests.compatibility.recording.stand_ins import has_compiler
 
@@ -117,6 +117,18 @@ async def test_work_goes_on_whichever_part_of_the_way_is_lost(
         assert await asyncio.to_thread(holder.work) == 0
     assert guest.lifecycle.served == [session]
     assert session.disconnected_since == 0
+    holder.kill()
+    await guest.quiet(QUIET_SECONDS)
+
+
+async def test_work_goes_on_however_often_the_way_is_lost(
+    guest: VsockGuest, network: BreakingNetwork
+) -> None:
+    holder, session = await held(guest)
+    for _ in range(AT_ONCE + 3):  # relays that follow more slowly among them
+        network.cut()
+        assert await asyncio.to_thread(holder.work) == 0
+    assert guest.lifecycle.served == [session]
     holder.kill()
     await guest.quiet(QUIET_SECONDS)
 
