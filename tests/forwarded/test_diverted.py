@@ -2,7 +2,8 @@
 """Programs with NVIDIA's own static runtime inside, as nvcc links by default: with `static_runtime
 = divert` they run on a vGPU and print what they print natively; without it nothing is touched.
 
-The archive is that of the CUDA 13.0 wheel. Sessions are on the software GPU.
+The archive is that of the CUDA 13.0 wheel; test_runtimes_inside.py has more programs, CUDA 12 and
+TCP. Sessions are on the software GPU.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ NAMES = {
     "vector_add": "10000",
     "streams_events": "8192",
     "symbols": "",
-    "graphs": "",
-    "pools": "",
-    "other_streams": "",
 }
 LIBRARY = r"""
 #include <cuda_runtime.h>
