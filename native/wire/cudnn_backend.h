@@ -25,4 +25,9 @@ constexpr uint32_t backend_element_bytes(uint32_t type) {
   }
 }
 
+// Whether both ask for the same attribute, for however many of it.
+constexpr bool same_attribute(const BackendQuestion& a, const BackendQuestion& b) {
+  return a.name == b.name && a.type == b.type && a.target_type == b.target_type;
+}
+
 }  // namespace sluice::wire

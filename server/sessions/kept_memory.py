@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.host_memory.pieces import NoSwapMemory
 from sluice.server.sessions.records import Session
-from sluice.server.sessions.standing import UNDER_WAY, Standing
+from sluice.server.sessions.standing import MIB_PER_GIB, UNDER_WAY, Standing
 from sluice.server.sessions.suspension_steps import SuspensionSteps
 from sluice.server.sessions.swap_memory import Booking, SwapMemory
 from sluice.server.workers.packets import Message
@@ -34,7 +34,6 @@ ANSWER_SECONDS, ANSWER_SECONDS_PER_GIB = 2.0, 0.25
 MOST_SECONDS = 5.0
 #: What is to be ready has its room made when nothing has just moved.
 PAUSE_SECONDS = 2.0
-MIB_PER_GIB = 1024
 
 
 class KeptMemory:

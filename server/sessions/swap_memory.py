@@ -82,6 +82,10 @@ class SwapMemory:
         """What sessions keep for the next time."""
         return sum(self._kept.values())
 
+    @property
+    def _booked_mib(self) -> int:
+        return self.used_mib + self.kept_mib
+
     def keepers(self) -> list[str]:
         """The sessions that keep something; who has kept it the longest is the first."""
         return [*self._kept]
@@ -105,7 +109,7 @@ class SwapMemory:
     @property
     def crowded_mib(self) -> int:
         """What has to be given up of that which is kept, for what is to be ready has no room."""
-        wanted = self.used_mib + self.kept_mib + self._ready_pieces * PIECE_MIB
+        wanted = self._booked_mib + self._ready_pieces * PIECE_MIB
         return min(self.kept_mib, max(0, wanted - self.limit_mib))
 
     def keeps(self, booking: Booking) -> int:
@@ -115,7 +119,7 @@ class SwapMemory:
 
     def short_mib(self, booking: Booking) -> int:
         """How much more there would have to be for it."""
-        others = self.used_mib + self.kept_mib - sum(map(self.has, booking.wanted))
+        others = self._booked_mib - sum(map(self.has, booking.wanted))
         needed = sum(booking.wanted.values()) + self.keeps(booking)
         return max(0, others + needed - self.limit_mib)
 
@@ -127,15 +131,12 @@ class SwapMemory:
         """
         why = await self.make_room(booking) if self.short_mib(booking()) else ""
         try:
-            self._book(booking())
+            self.take(booking())
         except NoSwapMemory as none:
             raise NoSwapMemory(f"{none}; {why}" if why else str(none)) from None
 
-    def take(self, wanted: Mapping[str, int]) -> None:
-        """Books for sessions, by id, all or none; all of it is new. Raises NoSwapMemory."""
-        self._book(Booking(wanted, new=wanted))
-
-    def _book(self, booking: Booking) -> None:
+    def take(self, booking: Booking) -> None:
+        """The same where nobody is asked to give anything up."""
         wanted = booking.wanted
         if short := self.short_mib(booking):
             needed = sum(wanted.values())
@@ -160,10 +161,8 @@ class SwapMemory:
 
     def _make_room(self, own: int = 0) -> None:
         """Beside what is ready; `own`: pieces of that which are booked, too."""
-        taken = self.used_mib + self.kept_mib
-        while (
-            len(self._ready) > own and taken + (len(self._ready) - own) * PIECE_MIB > self.limit_mib
-        ):
+        room = self.limit_mib - self._booked_mib
+        while len(self._ready) > own and (len(self._ready) - own) * PIECE_MIB > room:
             self._ready.pop().close()
 
     def adopt(self, session_id: str, mib: int) -> None:
@@ -314,7 +313,7 @@ class SwapMemory:
 
     def _may_make(self) -> int:
         """How many pieces more."""
-        room = (self.limit_mib - self.used_mib - self.kept_mib) // PIECE_MIB
+        room = (self.limit_mib - self._booked_mib) // PIECE_MIB
         return max(0, min(self._ready_pieces, room) - len(self._ready))
 
 

@@ -17,15 +17,21 @@ from pathlib import Path
 
 import pytest
 from static_pool import StaticPool
+from static_runtimes import (
+    ARCHIVE,
+    NVCC,
+    OLDER,
+    PROGRAMS,
+    ROOT,
+    TOOLKIT,
+    prints_as_natively,
+    sluice_run,
+)
 
 from sluice.config.native_files import find_native
 from sluice.guest_runtime.static_runtime import known_runtime
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "tests" / "programs"
-TOOLKIT = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
-CUDA12 = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime" / "lib" / "libcudart_static.a"
-OPTIONS = ["-O1", "-std=c++17", "--no-compress", "-gencode=arch=compute_75,code=compute_75"]
+CUDA12 = OLDER / "lib" / ARCHIVE
 NAMES = {
     "vector_add": "10000",
     "streams_events": "8192",
@@ -74,7 +80,7 @@ int main(int n, char** names) {
 
 def nvcc(source: Path, out: Path, *options: str) -> Path:
     """Compiles with NVIDIA's static runtime inside."""
-    command = [TOOLKIT / "bin" / "nvcc", *OPTIONS, "-cudart=static", "-cudadevrt=none"]
+    command = [*NVCC, "-cudart=static"]
     subprocess.run([*command, f"-L{TOOLKIT / 'lib'}", *options, "-o", out, source], check=True)
     return out
 
@@ -84,26 +90,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticPool]:
     folder = tmp_path_factory.mktemp("pool")
     with StaticPool(folder) as started:
         yield started
-
-
-def run(
-    pool: StaticPool, *command: str | Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """By `sluice run`, as a user does."""
-    variables = {
-        "PYTHONPATH": str(ROOT / "python"),
-        "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
-        "LD_LIBRARY_PATH": "",
-        **variables,
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "sluice.guest_runtime", "run", *map(str, command)],
-        env=pool.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -132,20 +118,17 @@ def test_diverted_programs_print_what_they_print_natively(
     pool: StaticPool, built: Path, name: str
 ) -> None:
     sessions = pool.sessions()
-    done = run(pool, "--static-runtime", "divert", built / name, *NAMES[name].split())
-    said = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
-    expected = (PROGRAMS / "expected" / f"{name}.out").read_text().splitlines()
-    assert said == [line for line in expected if not line.startswith("# ")], done.stderr
-    assert done.returncode == 0
+    done = sluice_run(pool, "--static-runtime", "divert", built / name, *NAMES[name].split())
+    prints_as_natively(name, done)
     assert pool.sessions() == sessions + 1
 
 
 def test_libraries_are_diverted_before_their_constructors_run(
     pool: StaticPool, built: Path
 ) -> None:
-    linked = run(pool, built / "linked", SLUICE_STATIC_RUNTIME="divert")
+    linked = sluice_run(pool, built / "linked", SLUICE_STATIC_RUNTIME="divert")
     assert (linked.stdout, linked.returncode) == ("42\n", 0), linked.stderr
-    opened = run(
+    opened = sluice_run(
         pool,
         *(built / "opens", built / "libanswer.so", built / "libagain.so"),
         SLUICE_STATIC_RUNTIME="divert",
@@ -157,25 +140,27 @@ def test_libraries_are_diverted_before_their_constructors_run(
 def test_a_runtime_of_cuda_12_leads_to_ours_of_cuda_12(pool: StaticPool, tmp_path: Path) -> None:
     source, program = PROGRAMS / "vector_add.cu", tmp_path / "vector_add"
     libraries = [str(CUDA12), "-ldl", "-lrt", "-lpthread"]
-    command = [TOOLKIT / "bin" / "nvcc", *OPTIONS, "-cudart=none", "-cudadevrt=none"]
+    command = [*NVCC, "-cudart=none"]
     subprocess.run([*command, "-o", program, source, *libraries], check=True)
-    done = run(pool, program, "10000", SLUICE_STATIC_RUNTIME="divert")
+    done = sluice_run(pool, program, "10000", SLUICE_STATIC_RUNTIME="divert")
     assert done.stdout == (PROGRAMS / "expected" / "vector_add.out").read_text(), done.stderr
 
 
 def test_what_ours_has_not_is_not_supported(pool: StaticPool, tmp_path: Path) -> None:
     (tmp_path / "egl.cu").write_text(LACKED)
     program = nvcc(tmp_path / "egl.cu", tmp_path / "egl")
-    done = run(pool, program, SLUICE_STATIC_RUNTIME="divert", SLUICE_DEBUG="1")
+    done = sluice_run(pool, program, SLUICE_STATIC_RUNTIME="divert", SLUICE_DEBUG="1")
     assert (done.stdout, done.returncode) == ("801 0\n", 0), done.stderr
     assert "cudaEGLStreamConsumerDisconnect is not supported" in done.stderr
 
 
 def test_nothing_is_touched_unless_it_is_asked_for(pool: StaticPool, built: Path) -> None:
-    done = run(pool, built / "vector_add", "100")
+    done = sluice_run(pool, built / "vector_add", "100")
     assert done.returncode != 0
     assert "statically linked CUDA runtime" in done.stderr
-    assert run(pool, built / "vector_add", "1", SLUICE_STATIC_RUNTIME="maybe").returncode != 0
+    assert (
+        sluice_run(pool, built / "vector_add", "1", SLUICE_STATIC_RUNTIME="maybe").returncode != 0
+    )
 
 
 def test_check_says_what_would_become_of_it(pool: StaticPool, built: Path) -> None:
@@ -219,7 +204,7 @@ def test_a_runtime_with_one_other_byte_is_left_alone(
     other.write_bytes(content)
     other.chmod(0o755)
     assert known_runtime(other) is None
-    done = run(pool, other, "100", SLUICE_STATIC_RUNTIME="divert")
+    done = sluice_run(pool, other, "100", SLUICE_STATIC_RUNTIME="divert")
     assert done.returncode != 0
     assert "statically linked CUDA runtime" in done.stderr
 
@@ -251,7 +236,7 @@ for _ in range(300):
 
 def test_it_keeps_what_was_preloaded(pool: StaticPool) -> None:
     asked = ("sh", "-c", "echo $LD_PRELOAD")
-    done = run(pool, *asked, SLUICE_STATIC_RUNTIME="divert", LD_PRELOAD="libm.so.6")
+    done = sluice_run(pool, *asked, SLUICE_STATIC_RUNTIME="divert", LD_PRELOAD="libm.so.6")
     first, *_, last = done.stdout.strip().split(":")
     assert Path(first).samefile(find_native("libcudart.so.13"))
     assert last == "libm.so.6"

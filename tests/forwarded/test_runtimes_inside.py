@@ -8,20 +8,23 @@ particular about diverting. Sessions are on the software GPU, over shared memory
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from static_pool import StaticPool
+from static_runtimes import (
+    ARCHIVE,
+    NVCC,
+    OLDER,
+    PROGRAMS,
+    TOOLKIT,
+    prints_as_natively,
+    sluice_run,
+)
 
 from sluice.config.native_files import find_native
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "tests" / "programs"
-TOOLKIT = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
-OLDER = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime"
-OPTIONS = ["-O1", "-std=c++17", "--no-compress", "-gencode=arch=compute_75,code=compute_75"]
 NAMES = {
     "vector_add": "10000",
     "streams_events": "8192",
@@ -31,7 +34,6 @@ NAMES = {
     "other_streams": "",
     "managed": "",
 }
-ARCHIVE = "libcudart_static.a"
 
 
 def archives() -> dict[tuple[int, str], Path]:
@@ -49,7 +51,7 @@ def archives() -> dict[tuple[int, str], Path]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """NAME-MAJOR-WAY of all of them."""
     folder = tmp_path_factory.mktemp("inside")
-    nvcc = [TOOLKIT / "bin" / "nvcc", *OPTIONS, "-cudart=none", "-cudadevrt=none"]
+    nvcc = [*NVCC, "-cudart=none"]
     for name in NAMES:
         for major, headers in ((12, [f"-I{OLDER / 'include'}"]), (13, [])):
             compiled = folder / f"{name}-{major}.o"
@@ -79,24 +81,8 @@ def test_prints_what_it_prints_natively(
 ) -> None:
     sessions = pool.sessions()
     setting = "divert" if way == "diverted" else "leave"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "sluice.guest_runtime", "run", "--static-runtime", setting),
-            *(built / f"{name}-{major}-{way}", *NAMES[name].split()),
-        ],
-        env=pool.environment(
-            PYTHONPATH=str(ROOT / "python"),
-            SLUICE_LIBRARIES=str(find_native("libcuda.so.1").parent),
-            LD_LIBRARY_PATH="",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    said = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
-    expected = (PROGRAMS / "expected" / f"{name}.out").read_text().splitlines()
-    assert said == [line for line in expected if not line.startswith("# ")], done.stderr
-    assert done.returncode == 0
+    program = (built / f"{name}-{major}-{way}", *NAMES[name].split())
+    done = sluice_run(pool, "--static-runtime", setting, *program)
+    prints_as_natively(name, done)
     assert pool.sessions() == sessions + 1
     assert f"for CUDA {'12.9' if major == 12 else '13.0'}" in pool.log.read_text()

@@ -314,14 +314,14 @@ async def test_who_was_stopped_by_an_earlier_server_goes_on_with_what_it_keeps()
 
 async def test_it_is_kept_only_beside_what_is_used_and_what_is_to_be_ready() -> None:
     swap = SwapMemory(4 * PIECE_MIB, ready_mib=2 * PIECE_MIB)
-    swap.take({"a": 2 * PIECE_MIB})
+    swap.take(Booking({"a": 2 * PIECE_MIB}, new={"a": 2 * PIECE_MIB}))
     assert swap.may_keep("a")
-    swap.take({"b": 1})
+    swap.take(Booking({"b": 1}, new={"b": 1}))
     assert not swap.may_keep("a")
     swap.give("b")
     swap.settle("a", 0, 2 * PIECE_MIB)
     assert (swap.kept_mib, swap.crowded_mib) == (2 * PIECE_MIB, 0)
-    swap.take({"b": PIECE_MIB})
+    swap.take(Booking({"b": PIECE_MIB}, new={"b": PIECE_MIB}))
     assert swap.may_keep("b"), "who has kept it for longer makes room"
     swap.settle("b", 0, PIECE_MIB)
     assert (swap.keepers(), swap.crowded_mib) == (["a", "b"], PIECE_MIB)
@@ -347,12 +347,12 @@ async def test_what_is_ready_and_what_is_kept_are_never_more_than_there_is() -> 
     task = asyncio.create_task(swap.keep_ready())
     try:
         await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
-        swap.take({"a": PIECE_MIB})
+        swap.take(Booking({"a": PIECE_MIB}, new={"a": PIECE_MIB}))
         swap.settle("a", 0, PIECE_MIB)
         await swap.book(lambda: Booking({"b": 2 * PIECE_MIB}))
         assert swap.ready_mib == 0, "none of it is for who has his own"
         with pytest.raises(NoSwapMemory, match="0 MiB are left"):
-            swap.take({"c": 1})
+            swap.take(Booking({"c": 1}, new={"c": 1}))
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -13,7 +13,7 @@ import pytest
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.host_memory.driver_memory import DriverMemory
 from sluice.server.host_memory.pieces import MIB, HostPiece, NoSwapMemory, make_shared
-from sluice.server.sessions.swap_memory import PIECE_MIB, SwapMemory
+from sluice.server.sessions.swap_memory import PIECE_MIB, Booking, SwapMemory
 
 LONG_SECONDS = 60.0
 
@@ -51,12 +51,12 @@ def pages_mib(piece: HostPiece) -> int:
 
 def test_no_more_is_given_than_there_is_and_all_or_nothing() -> None:
     swap = SwapMemory(100)
-    swap.take({"a": 60})
+    swap.take(Booking({"a": 60}, new={"a": 60}))
     with pytest.raises(NoSwapMemory, match=r"swap_mib \(100\) 40 MiB are left"):
-        swap.take({"b": 20, "c": 21})
+        swap.take(Booking({"b": 20, "c": 21}, new={"b": 20, "c": 21}))
     assert swap.used_mib == 60
-    swap.take({"b": 20, "c": 20})
-    swap.take({"a": 10})
+    swap.take(Booking({"b": 20, "c": 20}, new={"b": 20, "c": 20}))
+    swap.take(Booking({"a": 10}, new={"a": 10}))
     swap.give("b")
     swap.give("nobody")
     assert swap.used_mib == 30
@@ -66,9 +66,9 @@ def test_what_an_earlier_servers_workers_have_counts_even_beyond_the_limit() -> 
     swap = SwapMemory(10)
     swap.adopt("a", 50)
     with pytest.raises(NoSwapMemory, match="0 MiB are left"):
-        swap.take({"b": 1})
+        swap.take(Booking({"b": 1}, new={"b": 1}))
     swap.give("a")
-    swap.take({"b": 10})
+    swap.take(Booking({"b": 10}, new={"b": 10}))
 
 
 def test_its_pages_are_there_before_anything_moves() -> None:
@@ -86,7 +86,7 @@ async def test_some_is_kept_ready_and_made_up_for() -> None:
     async with kept(swap):
         await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
         wanted = 2 * PIECE_MIB + 10
-        swap.take({"a": wanted})
+        swap.take(Booking({"a": wanted}, new={"a": wanted}))
         with swap.moving():
             pieces = await swap.pieces(wanted)
             assert [pages_mib(piece) for piece in pieces] == [PIECE_MIB, PIECE_MIB, 10]
@@ -102,10 +102,10 @@ async def test_what_is_ready_makes_room_for_what_is_wanted() -> None:
     swap = SwapMemory(2 * PIECE_MIB, ready_mib=2 * PIECE_MIB)
     async with kept(swap):
         await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
-        swap.take({"small": 10})
+        swap.take(Booking({"small": 10}, new={"small": 10}))
         assert swap.ready_mib == PIECE_MIB, "both together would be too much"
         assert close(await swap.pieces(10)) == [10]
-        swap.take({"large": 2 * PIECE_MIB - 10})
+        swap.take(Booking({"large": 2 * PIECE_MIB - 10}, new={"large": 2 * PIECE_MIB - 10}))
         assert close(await swap.pieces(2 * PIECE_MIB - 10)) == [PIECE_MIB, PIECE_MIB - 10]
         assert swap.ready_mib == 0
 
@@ -130,7 +130,12 @@ async def test_what_a_worker_cannot_use_makes_room_for_what_is_made_for_it() -> 
     async with kept(swap):
         await until(lambda: swap.ready_mib == 3 * PIECE_MIB)
         with swap.moving():
-            swap.take({"of an earlier release": 2 * PIECE_MIB})
+            swap.take(
+                Booking(
+                    {"of an earlier release": 2 * PIECE_MIB},
+                    new={"of an earlier release": 2 * PIECE_MIB},
+                )
+            )
             assert swap.ready_mib == 3 * PIECE_MIB
             assert close(await swap.pieces(2 * PIECE_MIB)) == [PIECE_MIB] * 2
             assert swap.ready_mib == PIECE_MIB

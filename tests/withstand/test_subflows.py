@@ -42,14 +42,11 @@ def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
         yield way
 
 
-@pytest.mark.parametrize(("wanted", "are"), [(0, 0), (2, 2), (8, 4)])
-def test_large_copies_have_connections_of_their_own(
-    plane: ControlPlane, network: BreakingNetwork, wanted: int, are: int
-) -> None:
-    told = {"SLUICE_CHANNEL": "tcp", "SLUICE_BULK_CONNECTIONS": str(wanted)}
+def copies(plane: ControlPlane, **told: str) -> str:
+    """Runs a program that copies much over TCP, and right; what it says on standard error."""
     done = subprocess.run(
         [build_programs("bulk_copies") / "bulk_copies"],
-        env=plane.program_environment(SLUICE_GMEM="512", **told),
+        env=plane.program_environment(SLUICE_GMEM="512", SLUICE_CHANNEL="tcp", **told),
         capture_output=True,
         text=True,
         timeout=300,
@@ -57,6 +54,14 @@ def test_large_copies_have_connections_of_their_own(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == (EXPECTED / "bulk_copies.out").read_text()
+    return done.stderr
+
+
+@pytest.mark.parametrize(("wanted", "are"), [(0, 0), (2, 2), (8, 4)])
+def test_large_copies_have_connections_of_their_own(
+    plane: ControlPlane, network: BreakingNetwork, wanted: int, are: int
+) -> None:
+    copies(plane, SLUICE_BULK_CONNECTIONS=str(wanted))
     first, *others = (c.passed for c in network.connections if c.passed > 1000)
     assert len(others) == are
     if others:
@@ -69,18 +74,9 @@ def test_large_copies_come_in_fewer_pieces_over_several_connections(
 ) -> None:
     pieces = {}
     for connections in (0, 4):
-        told = {"SLUICE_BULK_CONNECTIONS": str(connections), "SLUICE_STATS": "1"}
-        done = subprocess.run(
-            [build_programs("bulk_copies") / "bulk_copies"],
-            env=plane.program_environment(SLUICE_GMEM="512", SLUICE_CHANNEL="tcp", **told),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.stdout == (EXPECTED / "bulk_copies.out").read_text()
-        found = re.search(r"(\d+) asynchronous commands of CopyToDevice", done.stderr)
-        assert found, done.stderr
+        said = copies(plane, SLUICE_BULK_CONNECTIONS=str(connections), SLUICE_STATS="1")
+        found = re.search(r"(\d+) asynchronous commands of CopyToDevice", said)
+        assert found, said
         pieces[connections] = int(found[1])
     assert pieces[4] < pieces[0] / 2
 

@@ -18,8 +18,7 @@ constexpr auto kNotLooked = static_cast<int64_t>(wire::kBackendNotLooked);
 static_assert(kMostOfTree <= wire::kMaxBackendLooks);
 
 bool same(const wire::BackendQuestion& a, const wire::BackendQuestion& b) {
-  return a.name == b.name && a.type == b.type && a.requested == b.requested &&
-         a.target_type == b.target_type;
+  return wire::same_attribute(a, b) && a.requested == b.requested;
 }
 
 bool asks_for_descriptors(const wire::BackendQuestion& q) {

@@ -38,8 +38,7 @@ int64_t GotDescriptors::make(size_t count) {
 }
 
 bool GotDescriptors::answers(const wire::BackendQuestion& q) const {
-  if (q.name != asked_.name || q.type != asked_.type || q.target_type != asked_.target_type)
-    return false;
+  if (!wire::same_attribute(q, asked_)) return false;
   return q.requested == asked_.requested ||
          (status_ == kSuccess && count_ < asked_.requested && count_ < q.requested);
 }

@@ -63,12 +63,11 @@ class Look {
   void plain(BackendDescriptor from, const wire::BackendQuestion& q) {
     const uint32_t element = wire::backend_element_bytes(q.type);
     // A handle is an address of this process's.
-    const bool bounded = element != 0 && q.type != wire::kBackendHandle && q.requested >= 0 &&
-                         q.requested <= kMostNested;
-    const size_t room = bounded ? static_cast<size_t>(q.requested) * element : 0;
+    const bool asks = element != 0 && q.type != wire::kBackendHandle && bounded(q);
+    const size_t room = asks ? static_cast<size_t>(q.requested) * element : 0;
     // With the last answer that there is room for it says so, and the client stops there.
     if (!has_room(room)) return over();
-    if (!bounded) return put(kNotLooked, 0);
+    if (!asks) return put(kNotLooked, 0);
     std::vector<std::byte> values(std::max<size_t>(wire::round_up(room, 8), 8));
     int64_t count = 0;
     const int64_t status =
@@ -112,8 +111,7 @@ class Look {
     if (const GotDescriptors* const answer = known()) return answer;
     wire::BackendQuestion most = q;
     for (const wire::BackendQuestion& other : questions_)
-      if (other.parent == q.parent && other.name == q.name && other.type == q.type &&
-          other.target_type == q.target_type && bounded(other))
+      if (other.parent == q.parent && wire::same_attribute(other, q) && bounded(other))
         most.requested = std::max(most.requested, other.requested);
     for (const wire::BackendQuestion& ask : {most, q}) {
       if ((made_ += ask.requested) > kMostMade) return nullptr;
