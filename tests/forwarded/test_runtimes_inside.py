@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from static_pool import StaticPool
-from static_runtimes import (
+from runtimes_inside import (
     ARCHIVE,
     NVCC,
     OLDER,
@@ -22,6 +21,7 @@ from static_runtimes import (
     prints_as_natively,
     sluice_run,
 )
+from static_pool import StaticPool
 
 from sluice.config.native_files import find_native
 
