@@ -240,5 +240,38 @@ TEST_F(Streams, IdleStreamsCostNoProcessorTime) {
   EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.005);
 }
 
+TEST_F(Streams, KernelsThatSleepCostNoProcessorTime) {
+  CUfunction f = function(load(one_kernel("mov.u32 %r1, 300; mov.u32 %r2, 1000000;"
+                                          "NAP: nanosleep.u32 %r2; sub.u32 %r1, %r1, 1;"
+                                          "setp.ne.u32 %p1, %r1, 0; @%p1 bra NAP;")),
+                          "f");
+  const auto processor_time = [] {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * 1s + t.tv_nsec * 1ns;
+  };
+  const auto since = std::chrono::steady_clock::now();
+  const auto before = processor_time();
+  CHECK_CU(launch(f, 4, 64, 0, nullptr, address(0), address(1)));
+  CHECK_CU(cuCtxSynchronize());
+  const auto slept = std::chrono::steady_clock::now() - since;
+  EXPECT_GE(slept, 150ms);  // each nap is as long as it says, or half of it
+  EXPECT_LT(processor_time() - before, slept / 2);
+}
+
+// More blocks than the host has processors: the last is what all wait for.
+TEST_F(Streams, BlocksThatSleepLetOthersBegin) {
+  CUfunction f =
+      function(load(one_kernel("mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 23; @%p1 bra LAST;"
+                               "mov.u32 %r2, 1000000; NAP: nanosleep.u32 %r2;"
+                               "ld.volatile.global.u32 %r1, [%out]; setp.eq.u32 %p1, %r1, 0;"
+                               "@%p1 bra NAP; ret; LAST: mov.u32 %r1, 1;"
+                               "st.volatile.global.u32 [%out], %r1;")),
+               "f");
+  CHECK_CU(launch(f, 24, 1, 0, nullptr, address(0), address(1)));
+  CHECK_CU(cuCtxSynchronize());
+  EXPECT_EQ(1u, flag_[0]);
+}
+
 }  // namespace
 }  // namespace sluice::softgpu_test

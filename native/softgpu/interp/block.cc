@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <new>
 #include <thread>
 
@@ -19,6 +20,14 @@ constexpr uintptr_t kSharedAlign = 1024;
 // A thread keeps this many blocks going when they wait for something outside of them.
 constexpr size_t kMostResident = 32;
 constexpr uint32_t kPatientSlices = 64;
+// What is shorter than a thread of the host takes to fall asleep and wake is no nap; a device, too,
+// sleeps for a millisecond at most.
+constexpr uint32_t kLeastNapNs = 10'000, kMostNapNs = 1'000'000;
+
+void nap(uint32_t nanoseconds) {
+  const timespec pause{0, std::min(nanoseconds, kMostNapNs)};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+}
 
 }  // namespace
 
@@ -195,6 +204,7 @@ void run_blocks(LaunchState& launch) {
     }
     if (resident.empty()) break;
     bool finished = false;
+    exec.rest_ns = UINT32_MAX;
     for (size_t i = 0; i < resident.size();) {
       WarpOutcome outcome = resident[i]->run_slice(exec);
       if (outcome == WarpOutcome::kFaulted) {
@@ -211,6 +221,13 @@ void run_blocks(LaunchState& launch) {
       }
     }
     idle_slices = finished ? 0 : idle_slices + 1;
+    if (!finished && exec.rest_ns >= kLeastNapNs) {  // all that there are sleep
+      if (more && resident.size() < kMostResident)
+        idle_slices = kPatientSlices + 1;
+      else
+        nap(exec.rest_ns);
+      continue;
+    }
     if (idle_slices > kPatientSlices) std::this_thread::yield();
   }
   exec.view.leave();

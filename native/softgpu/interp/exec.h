@@ -61,6 +61,8 @@ struct Exec {
   uint32_t local_stride = 0;
   uint32_t local_frame = 0;  // where the running function's locals start
 
+  uint32_t rest_ns = UINT32_MAX;  // until a warp wants to go on: all that could go on sleep
+
   Fault fault = Fault::kNone;
   std::string fault_text;
   MemoryView view;

@@ -131,6 +131,7 @@ WarpOutcome Warp::run(Exec& exec) {
     if (!step(exec, *group, outcome)) return outcome;
     if (backward_ >= slice) {
       backward_ = 0;
+      exec.rest_ns = 0;
       return WarpOutcome::kYielded;
     }
     bool any_ready = std::any_of(groups_.begin(), groups_.end(),
@@ -290,6 +291,8 @@ bool Warp::execute(Exec& exec, Group& group, const Instr& instr, bool& reschedul
       return true;
     case Control::kYield:
       ++group.pc;
+      exec.mask = lanes;
+      instr.fn(exec, instr);
       exec.view.tick();
       if (exec.launch->stopped()) return exec.fail(Fault::kAborted, "stopped");
       return true;

@@ -89,17 +89,14 @@ void decode_trap(Decoder& d) { d.emit(trap); }
 // A breakpoint without a debugger ends the kernel, as on a device.
 void decode_brkpt(Decoder& d) { d.emit(trap); }
 
-// What is shorter than a host's thread takes to fall asleep and wake is a yield alone; a device,
-// too, sleeps for a millisecond at most.
+// A warp that sleeps lets others go first; its thread of the host sleeps when none has anything to
+// do (run_blocks).
 bool sleep(Exec& x, const Instr& in) {
-  constexpr uint32_t kLeast = 50'000, kMost = 1'000'000;
   const auto* wanted = x.reg<uint32_t>(in.r[0]);
   uint32_t longest = 0;
   for (uint32_t rest = x.mask; rest != 0; rest &= rest - 1)
     longest = std::max(longest, wanted[__builtin_ctz(rest)]);
-  if (longest < kLeast) return true;
-  const timespec pause{0, std::min(longest, kMost)};
-  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+  x.rest_ns = std::min(x.rest_ns, longest);
   return true;
 }
 
