@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "channel/futex.h"
+#include "channel/spin_time.h"
 #include "worker/turn_keeper.h"
 
 namespace sluice::worker {
@@ -19,9 +20,15 @@ constexpr uint32_t kMostLaunches = 64;  // between two marks
 // While others run at the same time: the GPU's slices are theirs, too, so more has to be under way
 // than in turns; and little enough to be done within the grace when turns begin again.
 constexpr float kTogetherAheadNs = 20'000'000, kTogetherMarkNs = 2'000'000;
-// A wait for what is longer than this is no spinning.
+// A wait for what is longer than this is no spinning; nor, where processors are few, for what is
+// longer than a nap: who spins takes one from whoever feeds the GPU.
 constexpr float kLongNs = 2'000'000;
 constexpr uint64_t kNapNs = 50'000;
+
+bool is_worth_a_nap(float rest_ns) {
+  static const bool few = channel::usable_processors() < channel::SpinTime::kFewProcessors;
+  return rest_ns > (few ? static_cast<float>(kNapNs) : kLongNs);
+}
 
 // Passages of this thread that are not issued: NCCL takes a group of calls as one. Who has begun
 // one never waits, as nothing is drained before it is issued.
@@ -272,7 +279,7 @@ bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
     } else if (lead_is_long(takes, now)) {
       const float rest = left(now);
       lock.unlock();
-      if (rest > kLongNs)
+      if (is_worth_a_nap(rest))
         channel::sleep_ns(kNapNs);
       else
         for (int i = 0; i < 50; ++i) channel::cpu_relax();
