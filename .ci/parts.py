@@ -7,7 +7,9 @@ a part has failed the rest of its stage ends by itself and no further stage begi
 it build on it, and a failure is wanted soon. The exit status is 1 then, and the table names what
 did not run. Time fails nothing: a part over its budget is only named. But one that hangs is ended
 (`hung_after_minutes` without a line, or the whole at `ends_at_minutes`), with SIGABRT first: pytest
-says then where each thread stands.
+says then where each thread stands. A part that is `spare` looks with other tools at what the parts
+before it have tried: on a machine so slow that the time for all ends first it is named as not run,
+or not to its end, and fails nothing.
 
 A test that fails is run once more in its place (`RERUN`): thousands of tests of real processes on a
 machine that does something else as well must not stop a change for one that waited too short. What
@@ -42,6 +44,7 @@ RERUN = "--reruns 1 --max-suite-reruns 12 --rerun-show-tracebacks -raR"
 RERUN_NATIVE = "--repeat until-pass:2"
 """ctest's, by its CTEST_FLAGS."""
 NATIVE_FAILED = re.compile(r"Test +#\d+: (\S+) .*\*\*\*(?!Skipped|Not Run \(Disabled\))")
+TIME_IS_OVER = "ended with the time for all"
 DUMP_SECONDS = 10.0  # for what SIGABRT makes a part say
 
 
@@ -56,6 +59,8 @@ class Part:
     """Parts of a stage in the same lane run one after the other, lanes beside one another."""
     yields: bool = False
     """It gets what the other lanes leave of the processors."""
+    spare: bool = False
+    """It does not begin where no time would be left for it, and may be ended with that for all."""
 
 
 @dataclass
@@ -68,12 +73,22 @@ class Outcome:
     cores: float = 0.0
     """Processors of the machine that were busy meanwhile, on average."""
     ended: str = ""
-    """Why it was ended, if it was."""
+    """Why it was ended, if it was, or not begun."""
 
     @property
     def over(self) -> bool:
         """Whether it took longer than its budget."""
         return self.seconds > self.part.minutes * 60
+
+    @property
+    def left_out(self) -> bool:
+        """Whether there was no time for it, or not for all of it, and that fails nothing."""
+        return self.part.spare and self.ended == TIME_IS_OVER
+
+    @property
+    def good(self) -> bool:
+        """Whether what it found says nothing against the change."""
+        return self.left_out or (self.code == 0 and not self.ended)
 
 
 @dataclass(frozen=True)
@@ -95,12 +110,14 @@ class Limits:
     silent_seconds: float
     at: float
     """By the monotonic clock."""
+    pace: float = 1.0
+    """How many times its budget a part takes here, by the stages before it; at least 1."""
 
     def reached(self, heard: float) -> str:
         """Why to end one that was last heard of at `heard`; nothing: it goes on."""
         now = time.monotonic()
         if now > self.at:
-            return "ended with the time for all"
+            return TIME_IS_OVER
         if now - heard > self.silent_seconds:
             return f"said nothing for {minutes(self.silent_seconds)}"
         return ""
@@ -117,6 +134,7 @@ def read_plan(path: Path) -> Plan:
                 part["minutes"],
                 part.get("lane", part["name"]),
                 part.get("yields", False),
+                part.get("spare", False),
             )
             for part in stage["parts"]
         ]
@@ -125,9 +143,7 @@ def read_plan(path: Path) -> Plan:
     names = [part.name for stage in stages for part in stage]
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: a name is there twice: {', '.join(names)}")
-    needed = sum(
-        max(sum(part.minutes for part in lane) for lane in lanes(stage)) for stage in stages
-    )
+    needed = sum(budget_of(stage) for stage in stages)
     if needed > data["total_minutes"]:
         raise ValueError(f"{path}: the parts come to {needed:g} of {data['total_minutes']} minutes")
     return Plan(stages, data["total_minutes"], data["hung_after_minutes"], data["ends_at_minutes"])
@@ -139,6 +155,11 @@ def lanes(stage: list[Part]) -> list[list[Part]]:
     for part in stage:
         found.setdefault(part.lane, []).append(part)
     return list(found.values())
+
+
+def budget_of(stage: list[Part]) -> float:
+    """The minutes of its longest lane."""
+    return max(sum(part.minutes for part in lane) for lane in lanes(stage))
 
 
 def choose(plan: Plan, names: list[str]) -> Plan:
@@ -153,6 +174,9 @@ def choose(plan: Plan, names: list[str]) -> Plan:
 
 def run_part(part: Part, outcome: Outcome, logs: Path, limits: Limits, *, shown: bool) -> None:
     """Runs it to its end with its output in a log, and shown as it comes if it is alone."""
+    if part.spare and limits.at - time.monotonic() < part.minutes * 60 * limits.pace:
+        outcome.ended = TIME_IS_OVER
+        return
     began, busy = time.monotonic(), busy_seconds()
     with (logs / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -239,6 +263,8 @@ def run_stage(stage: list[Part], logs: Path, limits: Limits) -> list[Outcome]:
     def run(lane: list[Part]) -> None:
         for outcome in (each for each in outcomes if each.part in lane):
             run_part(outcome.part, outcome, logs, limits, shown=False)
+            if outcome.code is None:
+                continue
             with lock:
                 print(f"== {outcome.part.name}, after {minutes(outcome.seconds)}", flush=True)
                 sys.stdout.buffer.write((logs / f"{outcome.part.name}.log").read_bytes())
@@ -263,10 +289,12 @@ def table(outcomes: list[Outcome], seconds: float, total_minutes: float) -> str:
     for outcome in outcomes:
         budget = minutes(outcome.part.minutes * 60)
         if outcome.code is None:
-            lines.append(f"{outcome.part.name:20} {'-':>7} {budget:>7} {'-':>5}  not run")
+            why = ": no time was left" if outcome.left_out else ""
+            lines.append(f"{outcome.part.name:20} {'-':>7} {budget:>7} {'-':>5}  not run{why}")
             continue
         how = "passed" if outcome.code == 0 else failed(outcome.code)
         how = f"FAILED ({outcome.ended})" if outcome.ended else how
+        how = f"not run to its end: {outcome.ended}" if outcome.left_out else how
         over = ", over its budget" if outcome.over else ""
         took = minutes(outcome.seconds)
         cores = f"{outcome.cores:.1f}"
@@ -307,11 +335,16 @@ def run_plan(plan: Plan, logs: Path) -> tuple[list[Outcome], bool]:
     logs.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
     good = True
-    limits = Limits(plan.hung_after_minutes * 60, time.monotonic() + plan.ends_at_minutes * 60)
+    began = time.monotonic()
+    limits = Limits(plan.hung_after_minutes * 60, began + plan.ends_at_minutes * 60)
+    budgets = 0.0
     for stage in plan.stages:
         ran = run_stage(stage, logs, limits) if good else [Outcome(part) for part in stage]
         outcomes += ran
-        good = good and all(outcome.code == 0 and not outcome.ended for outcome in ran)
+        budgets += 60 * budget_of(stage)
+        pace = (time.monotonic() - began) / budgets if budgets else 1.0
+        limits = replace(limits, pace=max(1.0, pace))
+        good = good and all(outcome.good for outcome in ran)
     return outcomes, good
 
 

@@ -16,6 +16,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMITS = "hung_after_minutes = 1\nends_at_minutes = 5"
+TO_NO_END = "not run to its end: ended with the time for all"
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,48 @@ def test_a_part_over_its_budget_is_named_and_fails_nothing(ci: ModuleType) -> No
     line = ci.table([ci.Outcome(part, 0, 61.0, 1.5)], 61, 45).splitlines()[1]
     assert line.endswith("passed, over its budget")
     assert "1:01" in line
+
+
+@pytest.mark.parametrize(("minutes", "how"), [(60, "not run: no time was left"), (0, TO_NO_END)])
+def test_a_part_that_is_spare_is_left_out_and_named_where_the_time_ends_before_it(
+    ci: ModuleType, tmp_path: Path, minutes: int, how: str
+) -> None:
+    path = tmp_path / "budgets.toml"
+    path.write_text(
+        "total_minutes = 100\nhung_after_minutes = 1\nends_at_minutes = 0.02\n"
+        "[[stage]]\nparts = [\n"
+        f"{{name = 'a', command = 'sleep 60', minutes = {minutes}, spare = true}},\n"
+        "{name = 'b', command = 'true', minutes = 1}]\n"
+    )
+    outcomes, good = ci.run_plan(ci.read_plan(path), tmp_path / "logs")
+    assert good
+    assert how in ci.table(outcomes, 1, 100).splitlines()[1]
+    assert ci.unsteady(tmp_path / "logs", outcomes) == []
+
+
+def test_what_a_spare_part_needs_is_told_by_what_the_stages_before_it_took(
+    ci: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "budgets.toml"
+    text = (
+        f"total_minutes = 100\n{LIMITS}\n[[stage]]\n"
+        "parts = [{name = 'a', command = 'sleep 0.5', minutes = 0.001}]\n[[stage]]\n"
+        "parts = [{name = 'b', command = 'true', minutes = MINUTES, spare = true}]\n"
+    )
+    for minutes, code in ((1, None), (0.01, 0)):
+        path.write_text(text.replace("MINUTES", str(minutes)))
+        outcomes, good = ci.run_plan(ci.read_plan(path), tmp_path / "logs")
+        assert good
+        assert outcomes[1].code == code
+
+
+def test_a_part_that_is_spare_fails_all_the_same(ci: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "budgets.toml"
+    path.write_text(
+        f"total_minutes = 100\n{LIMITS}\n[[stage]]\nparts = [\n"
+        "{name = 'a', command = 'false', minutes = 1, spare = true}]\n"
+    )
+    assert not ci.run_plan(ci.read_plan(path), tmp_path / "logs")[1]
 
 
 def test_a_part_can_be_chosen_by_its_name(ci: ModuleType, tmp_path: Path) -> None:
