@@ -32,6 +32,7 @@ PRELOADED = [
     "static_server", "sluice.controller.__main__", "sluice.server.__main__",
     "sluice.cli.application", *sorted(COMMANDS),
     "pydantic.v1",  # which FastAPI imports with the first route
+    "lasting_imports",
 ]  # fmt: skip
 OTHER_CODE = {"PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_LIBRARY_PATH"}
 """Variables that decide what a process loads: with others than ours it has to be started anew."""
