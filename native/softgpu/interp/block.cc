@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <new>
 #include <thread>
 
+#include "channel/futex.h"
 #include "softgpu/align.h"
 
 namespace sluice::softgpu {
@@ -23,11 +23,6 @@ constexpr uint32_t kPatientSlices = 64;
 // What is shorter than a thread of the host takes to fall asleep and wake is no nap; a device, too,
 // sleeps for a millisecond at most.
 constexpr uint32_t kLeastNapNs = 10'000, kMostNapNs = 1'000'000;
-
-void nap(uint32_t nanoseconds) {
-  const timespec pause{0, std::min(nanoseconds, kMostNapNs)};
-  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
-}
 
 }  // namespace
 
@@ -225,7 +220,7 @@ void run_blocks(LaunchState& launch) {
       if (more && resident.size() < kMostResident)
         idle_slices = kPatientSlices + 1;
       else
-        nap(exec.rest_ns);
+        channel::sleep_ns(std::min(exec.rest_ns, kMostNapNs));
       continue;
     }
     if (idle_slices > kPatientSlices) std::this_thread::yield();
