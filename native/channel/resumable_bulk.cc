@@ -89,18 +89,29 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   const size_t after = bytes - before - bulk;
   const iovec part = parts[large];
   return (before == 0 || send_record(link, parts, large, before, 0)) &&
-         send_bulk(link, part, subflows) &&
+         send_bulk(link, part, subflows, lent && large == count - 1) &&
          (after == 0 || send_record(link, parts + large + 1, count - large - 1, after, 0));
 }
 
-bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t subflows) {
+// What is lent stays until the other side has it, and so need not have been sent by the end of
+// this.
+bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent) {
   const uint32_t flags = wire::kOverSubflows | subflows << kSubflowShift;
   if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
-  if (link->subflows.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, subflows))
+  const auto* data = static_cast<const std::byte*>(part.iov_base);
+  if (lent) ahead_ = link;
+  if (lent ? link->subflows.send_ahead(data, part.iov_len, subflows)
+           : link->subflows.send(data, part.iov_len, subflows))
     return true;
   link->failed();
   blame(*link->stream);
   return false;
+}
+
+// Of a connection that is cut; write_mutex_ held. What was sent ahead over it is not read any more.
+void ResumableStream::stop_ahead() {
+  if (ahead_) ahead_->subflows.abandon();
+  ahead_.reset();
 }
 
 // All of it, to its place if there is room for it; read_mutex_ held. Whoever cuts the connection

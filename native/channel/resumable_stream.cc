@@ -65,6 +65,7 @@ ResumableStream::ResumableStream(std::unique_ptr<Connection> first, const Terms&
 }
 
 ResumableStream::~ResumableStream() {
+  stop_ahead();
   if (wake_ >= 0) close(wake_);
 }
 
@@ -326,6 +327,7 @@ bool ResumableStream::settle() {
   }
   if (wait_for_acknowledgement(upto, true)) return true;
   const std::lock_guard sending(write_mutex_);  // nobody sends from there any more
+  stop_ahead();
   return false;
 }
 
@@ -412,6 +414,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
   {
     // Nobody is in the middle of sending or receiving over the one before.
     std::lock_guard sending(write_mutex_);
+    stop_ahead();
     std::lock_guard reads(read_mutex_);
     said.received = received_.load(std::memory_order_acquire);
   }
@@ -425,6 +428,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (over_ || epoch <= epoch_ || received_.load(std::memory_order_acquire) != said.received ||
         !kept_.acknowledge(hello.received))
       return false;
+    stop_ahead();
     epoch_ = epoch;
     wanted_ = Wanted::kNot;
     link_ = link;

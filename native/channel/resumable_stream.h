@@ -96,8 +96,8 @@ class ResumableStream : public Stream {
   // make no sense; the stream goes on without it.
   bool resume(uint32_t epoch, std::unique_ptr<Connection> next);
   // Asked every few seconds: says a word where nothing else was said since, and breaks a connection
-  // that is silent although something is under way, or whose other end is closed. True: it has been
-  // broken for too long.
+  // that is silent although something is under way, whose other end is closed or of which a subflow
+  // is lost. True: it has been broken for too long.
   bool look(uint32_t silent_ms);
   bool over() const;
   // Whether it was the other side's end that was closed when it broke last.
@@ -146,7 +146,8 @@ class ResumableStream : public Stream {
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
   bool send_parts(const Link& link, iovec* parts, int count, size_t bytes, bool lent);
-  bool send_bulk(const Link& link, const iovec& part, uint32_t subflows);
+  bool send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent);
+  void stop_ahead();
   bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags,
                    bool kept = false);
   bool send_again(const Link& link, uint64_t from);
@@ -183,6 +184,7 @@ class ResumableStream : public Stream {
   std::atomic<int> wake_{-1};  // an eventfd for whoever waits for a break and looks at the socket
 
   std::mutex write_mutex_;  // the order of what is sent
+  Link ahead_;  // over whose subflows something lent may still be on its way; by write_mutex_
   std::atomic<bool> owes_acknowledgement_{false};
   size_t unheard_ = 0;             // bytes sent since somebody looked what was acknowledged
   std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received

@@ -63,7 +63,7 @@ bool ResumableStream::look(uint32_t silent_ms) {
   }
   round_trip_us_.store(there->stream->round_trip_us(), std::memory_order_relaxed);
   const Stream::Line line = there->stream->line();
-  if (there->stream->unheard_of(silent_ms) || nothing_came(there))
+  if (there->stream->unheard_of(silent_ms) || there->subflows.lost() || nothing_came(there))
     failed(there, false);
   else if (line != Stream::Line::kUp)
     failed(there, line == Stream::Line::kClosed);

@@ -36,8 +36,8 @@ uint32_t await_change(std::atomic<uint32_t>& word, uint32_t from) {
   }
 }
 
-void say(std::atomic<uint32_t>& word, uint32_t is) {
-  word.store(is, std::memory_order_release);
+void one_more(std::atomic<uint32_t>& word) {
+  word.fetch_add(1, std::memory_order_release);
   futex_wake(word);
 }
 
@@ -45,9 +45,10 @@ void say(std::atomic<uint32_t>& word, uint32_t is) {
 
 Subflows::~Subflows() {
   cut();
+  over_ = true;
   for (Subflow& subflow : subflows_) {
     for (Hand* hand : {&subflow.sends, &subflow.receives})
-      if (hand->thread.started()) say(hand->state, kOver);
+      if (hand->thread.started()) one_more(hand->posted);
     subflow.sends.thread.join();
     subflow.receives.thread.join();
     subflow.stream.reset();
@@ -84,7 +85,16 @@ void Subflows::cut() {
 }
 
 bool Subflows::send(const std::byte* data, size_t bytes, uint32_t subflows) {
-  return carry(const_cast<std::byte*>(data), bytes, subflows, true);
+  return carry(const_cast<std::byte*>(data), bytes, subflows, Carries::kSends);
+}
+
+bool Subflows::send_ahead(const std::byte* data, size_t bytes, uint32_t subflows) {
+  return carry(const_cast<std::byte*>(data), bytes, subflows, Carries::kSendsAhead);
+}
+
+void Subflows::abandon() {
+  cut();
+  for (Subflow& subflow : subflows_) await(subflow.sends, 0);
 }
 
 bool Subflows::receive(std::byte* to, size_t bytes, uint32_t subflows) {
@@ -94,13 +104,17 @@ bool Subflows::receive(std::byte* to, size_t bytes, uint32_t subflows) {
     added_.wait_for(lock, kPatience, [&] { return cut_ || count_ >= subflows; });
     if (count_ < subflows) return false;
   }
-  return carry(to, bytes, subflows, false);
+  return carry(to, bytes, subflows, Carries::kReceives);
 }
 
 // The first slice is this thread's, and those of subflows for which there is no thread to be had.
-bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, bool sends) {
-  const size_t slice = slice_of(bytes, subflows);
-  const auto part = [&](uint32_t i) { return std::min(bytes, i * slice); };
+bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what) {
+  const bool sends = what != Carries::kReceives;
+  const size_t each = slice_of(bytes, subflows);
+  const auto slice = [&](uint32_t i) {
+    const size_t from = std::min(bytes, i * each);
+    return Slice{at + from, std::min(bytes, from + each) - from};
+  };
   bool posted[kMost] = {};
   for (uint32_t i = 1; i < subflows; ++i) {
     Subflow& subflow = subflows_[i];
@@ -109,54 +123,57 @@ bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, bool sends)
         hand.thread.started() ||
         hand.thread.start(
             "sluice-subflow", [this, &subflow, sends] { work(subflow, sends); }, Signals::kBlocked);
-    if (!posted[i]) continue;
-    hand.at = at + part(i);
-    hand.bytes = part(i + 1) - part(i);
-    say(hand.state, kPosted);
+    if (posted[i]) post(hand, slice(i));
   }
-  bool good = true;
   for (uint32_t i = 0; i < subflows; ++i)
-    if (!posted[i]) good &= carry_slice(subflows_[i], at + part(i), part(i + 1) - part(i), sends);
+    if (!posted[i]) carry_slice(subflows_[i], slice(i), sends);
   for (uint32_t i = 1; i < subflows; ++i)
-    if (posted[i]) good &= await(sends ? subflows_[i].sends : subflows_[i].receives);
-  return good && !cut_.load(std::memory_order_relaxed);
+    if (what != Carries::kSendsAhead) await(sends ? subflows_[i].sends : subflows_[i].receives, 0);
+  return !lost();
 }
 
-bool Subflows::carry_slice(Subflow& subflow, std::byte* at, size_t bytes, bool sends) {
-  bool good = !cut_.load(std::memory_order_relaxed);
+// One that fails cuts all of them, and is known by that.
+void Subflows::carry_slice(Subflow& subflow, Slice slice, bool sends) {
+  bool good = !lost();
   if (sends) {
-    iovec part{at, bytes};
-    good = good && (bytes == 0 || subflow.stream->write(&part, 1));
+    iovec part{slice.at, slice.bytes};
+    good = good && (slice.bytes == 0 || subflow.stream->write(&part, 1));
   } else {
-    while (good && bytes > 0) {
-      const iovec part{at, bytes};
+    while (good && slice.bytes > 0) {
+      const iovec part{slice.at, slice.bytes};
       const ssize_t got = subflow.stream->read(&part, 1);
       if (!(good = got > 0)) break;
       arrivals_.fetch_add(1, std::memory_order_relaxed);
-      at += got;
-      bytes -= static_cast<size_t>(got);
+      slice.at += got;
+      slice.bytes -= static_cast<size_t>(got);
     }
   }
   if (!good) cut();
-  return good;
 }
 
 void Subflows::work(Subflow& subflow, bool sends) {
   Hand& hand = sends ? subflow.sends : subflow.receives;
-  for (;;) {
-    const uint32_t is = hand.state.load(std::memory_order_acquire);
-    if (is == kOver) return;
-    if (is == kPosted)
-      say(hand.state, carry_slice(subflow, hand.at, hand.bytes, sends) ? kDone : kFailed);
-    else
-      await_change(hand.state, is);
+  for (uint32_t done = 0;; one_more(hand.done)) {
+    if (hand.posted.load(std::memory_order_acquire) == done) await_change(hand.posted, done);
+    if (over_.load(std::memory_order_relaxed)) return;
+    carry_slice(subflow, hand.slices[done++ % Hand::kAhead], sends);
   }
 }
 
-bool Subflows::await(Hand& hand) {
-  const uint32_t is = await_change(hand.state, kPosted);
-  hand.state.store(kIdle, std::memory_order_relaxed);
-  return is == kDone;
+void Subflows::post(Hand& hand, Slice slice) {
+  await(hand, Hand::kAhead - 1);
+  hand.slices[hand.posted.load(std::memory_order_relaxed) % Hand::kAhead] = slice;
+  one_more(hand.posted);
+}
+
+// Until it has no more than so many slices to carry.
+void Subflows::await(Hand& hand, uint32_t most_left) {
+  const uint32_t posted = hand.posted.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t done = hand.done.load(std::memory_order_acquire);
+    if (posted - done <= most_left) return;
+    await_change(hand.done, done);
+  }
 }
 
 }  // namespace sluice::channel

@@ -37,20 +37,31 @@ class Subflows {
   // All of it over the first so many subflows. One thread sends at a time, and one receives. False:
   // a subflow is lost, and all are cut.
   bool send(const std::byte* data, size_t bytes, uint32_t subflows);
+  // The same, but only some of it has been sent when it comes back: the rest is read until the
+  // other side has all of it, or until abandon(). What is lost then shows in the next.
+  bool send_ahead(const std::byte* data, size_t bytes, uint32_t subflows);
   // Waits some seconds for subflows that the other side has already and this one has not.
   bool receive(std::byte* to, size_t bytes, uint32_t subflows);
   // Grows as something is received.
   uint64_t arrivals() const { return arrivals_.load(std::memory_order_relaxed); }
   // Whoever sends or receives comes back with false, now and ever after.
   void cut();
+  bool lost() const { return cut_.load(std::memory_order_relaxed); }
+  // Cuts; what was sent ahead is not read any more when it comes back. Nobody sends meanwhile.
+  void abandon();
 
  private:
-  enum State : uint32_t { kIdle, kPosted, kDone, kFailed, kOver };
-  // Of one subflow, in one direction.
+  struct Slice {
+    std::byte* at;
+    size_t bytes;
+  };
+  // Of one subflow, in one direction: a thread with what it has to carry. Connections are not
+  // equally fast at every moment: with some slices ahead no piece waits for the slowest of the one
+  // before.
   struct Hand {
-    std::atomic<uint32_t> state{kIdle};
-    std::byte* at = nullptr;
-    size_t bytes = 0;
+    static constexpr uint32_t kAhead = 4;
+    std::array<Slice, kAhead> slices;
+    std::atomic<uint32_t> posted{0}, done{0};  // of slices, ever
     Thread thread;
   };
   struct Subflow {
@@ -59,14 +70,16 @@ class Subflows {
     Hand sends, receives;
   };
 
-  bool carry(std::byte* at, size_t bytes, uint32_t subflows, bool sends);
-  bool carry_slice(Subflow& subflow, std::byte* at, size_t bytes, bool sends);
+  enum class Carries : uint8_t { kSends, kSendsAhead, kReceives };
+  bool carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what);
+  void carry_slice(Subflow& subflow, Slice slice, bool sends);
   void work(Subflow& subflow, bool sends);
-  static bool await(Hand& hand);
+  static void post(Hand& hand, Slice slice);
+  static void await(Hand& hand, uint32_t most_left);
 
   std::array<Subflow, kMost> subflows_;
   std::atomic<uint32_t> count_{0};  // in a row from the first
-  std::atomic<bool> cut_{false};
+  std::atomic<bool> cut_{false}, over_{false};
   std::atomic<uint64_t> arrivals_{0};
   std::mutex mutex_;  // of adding and cutting
   std::condition_variable added_;

@@ -79,6 +79,79 @@ TEST(Subflows, CarryInBothDirectionsAtOnce) {
   EXPECT_EQ(back, in);
 }
 
+// As far as sockets and slices go: nobody receives yet.
+TEST(Subflows, SendAheadWithoutWaitingForOneThatIsSlow) {
+  constexpr size_t kBytes = 1 << 20;
+  Pair p(2);
+  const auto first = some(kBytes), second = some(kBytes - 8192), third = some(kBytes - 5);
+  std::vector<std::vector<std::byte>> got{std::vector<std::byte>(first.size()),
+                                          std::vector<std::byte>(second.size()),
+                                          std::vector<std::byte>(third.size())};
+  // Of the sender's own subflow all is taken; of the other nothing, until all are sent.
+  std::thread own([&] {
+    for (auto& into : got) {
+      const size_t slice =
+          (into.size() + 1) / 2 / 4096 * 4096 + ((into.size() + 1) / 2 % 4096 != 0 ? 4096 : 0);
+      EXPECT_EQ(recv(p.sockets[0], into.data(), slice, MSG_WAITALL), ssize_t(slice));
+    }
+  });
+  for (const auto* piece : {&first, &second, &third})
+    EXPECT_TRUE(p.here.send_ahead(piece->data(), piece->size(), 2));
+  own.join();
+  for (auto& into : got) {
+    const size_t slice = ((into.size() + 1) / 2 + 4095) / 4096 * 4096, rest = into.size() - slice;
+    EXPECT_EQ(recv(p.sockets[1], into.data() + slice, rest, MSG_WAITALL), ssize_t(rest));
+  }
+  EXPECT_EQ(got[0], first);
+  EXPECT_EQ(got[1], second);
+  EXPECT_EQ(got[2], third);
+}
+
+// Reads what it is given for as long as it is not cut, and takes its time to notice that.
+struct Reads : Stream {
+  Reads() : Stream(-1) {}
+  ssize_t read(const iovec*, int) override { return 0; }
+  void try_write(const void*, size_t) override {}
+  bool write(iovec* parts, int) override {
+    ++writing;
+    while (!is_cut) sum += *static_cast<const volatile unsigned char*>(parts->iov_base);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    sum += *static_cast<const volatile unsigned char*>(parts->iov_base);
+    --writing;
+    return false;
+  }
+  std::atomic<int> writing{0};
+  std::atomic<bool> is_cut{false};
+  uint64_t sum = 0;
+};
+
+TEST(Subflows, WhatWasSentAheadIsNotReadAfterItWasAbandoned) {
+  Subflows flows;
+  int s[2], t[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, s), 0);
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, t), 0);
+  auto slow = std::make_unique<Reads>();
+  Reads& reads = *slow;
+  ASSERT_TRUE(flows.add(0, s[0], plain(s[0])));
+  ASSERT_TRUE(flows.add(1, t[0], std::move(slow)));
+  const auto sent = some(128 << 10);  // the first slice fits into its socket
+  std::thread cuts([&] {
+    char end;
+    EXPECT_EQ(recv(t[1], &end, 1, 0), 0);
+    reads.is_cut = true;
+  });
+  EXPECT_TRUE(flows.send_ahead(sent.data(), sent.size(), 2));
+  while (reads.writing == 0) std::this_thread::yield();
+  EXPECT_FALSE(flows.lost());
+  flows.abandon();
+  EXPECT_EQ(reads.writing, 0);
+  EXPECT_TRUE(flows.lost());
+  EXPECT_FALSE(flows.send_ahead(sent.data(), sent.size(), 2));
+  cuts.join();
+  close(s[1]);
+  close(t[1]);
+}
+
 TEST(Subflows, AreUsedInARowAndForWhatIsWorthIt) {
   Pair p;
   EXPECT_EQ(p.here.count_for(1 << 20), 0u);
