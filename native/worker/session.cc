@@ -15,7 +15,7 @@ Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPla
     : driver(d),
       plan(std::move(p)),
       bulk(d, wire::kMaxFrameBytes, 6),  // some are read, one is received into, two are ahead
-      large_bulk(d, wire::kMaxLargeFrameBytes, 4),
+      large_bulk(d, wire::kMaxLargeFrameBytes, 3),
       bounces(d),
       endpoint_(std::move(endpoint)) {
   events_of_others = std::make_unique<SharedEvents>(*this);

@@ -61,7 +61,7 @@ class StreamChannel : public Channel {
   std::span<std::byte> arena() override { return {}; }
   size_t inline_limit() const override { return 960 << 10; }  // a multiple of the page
   size_t copy_limit() const override {
-    return resumable_ && resumable_->has_subflows() ? 4 << 20 : inline_limit();
+    return resumable_ && resumable_->has_subflows() ? 8 << 20 : inline_limit();
   }
   uint32_t lane_count() const override { return kLanes; }
   void close() override;

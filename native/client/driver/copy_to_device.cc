@@ -67,7 +67,7 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
   const bool whole = r.rows == 1 || from_pitch == r.width;
   Channel& channel = s->channel().towards(stream->device->index);
   if (!to.array && (stream->device->record.abilities & wire::kTakesLargeCopies))
-    limit = std::max<uint64_t>(limit, channel.copy_limit());
+    limit = piece_of(r.width * r.rows, std::max<uint64_t>(limit, channel.copy_limit()));
   const Lent how = whole && stays(s, from, r.width * r.rows, wait) ? Lent::kUntilStreamPassed
                                                                    : Lent::kUntilSettled;
   const bool lent = whole && channel.begin_lending(r.width * r.rows, how);

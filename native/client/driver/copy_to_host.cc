@@ -24,7 +24,7 @@ using wire::HostPlace;
 
 namespace {
 
-constexpr uint64_t kReplyPiece = 4 << 20;  // of a copy to the host over a network
+constexpr uint64_t kMostReply = 8 << 20;  // of a copy to the host over a network
 constexpr size_t kLaneBody = channel::kLaneBytes - 16;
 
 CUresult post_to_host(Session* s, Stream* stream, const CopyToHost& c, const DeviceSide& from) {
@@ -187,7 +187,8 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
   s->note_host_side(to);
   auto* target = static_cast<std::byte*>(to);
   const bool shared = static_cast<bool>(s->marks());
-  const uint64_t reply_limit = shared ? transfer::kLaneBody : transfer::kReplyPiece;
+  const uint64_t reply_limit =
+      shared ? transfer::kLaneBody : transfer::piece_of(r.width * r.rows, transfer::kMostReply);
   if (r.width * r.rows <= reply_limit || !shared)
     return transfer::copy_with_answers(s, stream, target, to_pitch, from, r, reply_limit);
   return transfer::copy_through_staging(s, stream, target, to_pitch, from, r);

@@ -19,6 +19,13 @@ namespace sluice::client::transfer {
 void gather(std::byte* to, const std::byte* from, uint64_t from_pitch, Rect r);
 void scatter(std::byte* to, uint64_t to_pitch, const std::byte* from, Rect r);
 
+// Of a copy of so many bytes over a network, at most `limit`: the last piece is carried beside no
+// other, the end of one costs the same whatever its size.
+inline uint64_t piece_of(uint64_t bytes, uint64_t limit) {
+  constexpr uint64_t kPieces = 8, kLeast = 4 << 20;
+  return std::min(limit, std::max(kLeast, bytes / kPieces));
+}
+
 // Cuts a rectangle into pieces of at most `limit` bytes: whole rows while one fits, else parts of a
 // row. Calls f(row, column, piece).
 template <class F>

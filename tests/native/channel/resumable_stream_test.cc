@@ -3,6 +3,7 @@
 // is what was sent, once and in order, whatever was cut.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
