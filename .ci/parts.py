@@ -9,7 +9,7 @@ did not run. Time fails nothing: a part over its budget is only named. But one t
 (`hung_after_minutes` without a line, or the whole at `ends_at_minutes`), with SIGABRT first: pytest
 says then where each thread stands. A part that is `spare` looks with other tools at what the parts
 before it have tried: on a machine so slow that the time for all ends first it is named as not run,
-or not to its end, and fails nothing.
+or not to its end, and fails nothing that it has not found by then.
 
 A test that fails is run once more in its place (`RERUN`): thousands of tests of real processes on a
 machine that does something else as well must not stop a change for one that waited too short. What
@@ -44,6 +44,8 @@ RERUN = "--reruns 1 --max-suite-reruns 12 --rerun-show-tracebacks -raR"
 RERUN_NATIVE = "--repeat until-pass:2"
 """ctest's, by its CTEST_FLAGS."""
 NATIVE_FAILED = re.compile(r"Test +#\d+: (\S+) .*\*\*\*(?!Skipped|Not Run \(Disabled\))")
+PYTEST_PROGRESS = re.compile(r"^[.sxXRFE]*[FE][.sxXRFE]*(?: +\[ *\d+%\])?$", re.MULTILINE)
+"""A line of pytest's dots with a test among them that failed, or could not be set up, for good."""
 TIME_IS_OVER = "ended with the time for all"
 DUMP_SECONDS = 10.0  # for what SIGABRT makes a part say
 
@@ -74,6 +76,8 @@ class Outcome:
     """Processors of the machine that were busy meanwhile, on average."""
     ended: str = ""
     """Why it was ended, if it was, or not begun."""
+    found: bool = False
+    """Whether a test had failed for good before it was ended."""
 
     @property
     def over(self) -> bool:
@@ -83,7 +87,7 @@ class Outcome:
     @property
     def left_out(self) -> bool:
         """Whether there was no time for it, or not for all of it, and that fails nothing."""
-        return self.part.spare and self.ended == TIME_IS_OVER
+        return self.part.spare and self.ended == TIME_IS_OVER and not self.found
 
     @property
     def good(self) -> bool:
@@ -199,6 +203,8 @@ def run_part(part: Part, outcome: Outcome, logs: Path, limits: Limits, *, shown:
         outcome.ended = follow(process, limits, say)
         outcome.code = process.wait()
         RUNNING.discard(process)
+    if outcome.ended:
+        outcome.found = has_failed((logs / f"{part.name}.log").read_text(errors="replace"))
     outcome.seconds = time.monotonic() - began
     outcome.cores = (busy_seconds() - busy) / max(outcome.seconds, 0.01)
 
@@ -313,10 +319,21 @@ def unsteady(logs: Path, outcomes: list[Outcome]) -> list[str]:
         lines = (logs / f"{outcome.part.name}.log").read_text(errors="replace").splitlines()
         said = {how: named(lines, how) for how in ("RERUN", "FAILED", "ERROR")}
         again = [test for test in said["RERUN"] if test not in said["FAILED"] + said["ERROR"]]
-        native = Counter(found[1] for line in lines if (found := NATIVE_FAILED.search(line)))
+        native = native_failures(lines)
         again += [test for test, times in native.items() if times == 1]
         tests += [f"{outcome.part.name}: {test}" for test in again]
     return tests
+
+
+def has_failed(said: str) -> bool:
+    """Whether a part that was ended has a test that failed, and did so again where it was tried."""
+    native = native_failures(said.splitlines())
+    return bool(PYTEST_PROGRESS.search(said)) or max(native.values(), default=0) > 1
+
+
+def native_failures(lines: list[str]) -> Counter[str]:
+    """How often ctest says of each test that it failed."""
+    return Counter(found[1] for line in lines if (found := NATIVE_FAILED.search(line)))
 
 
 def named(lines: list[str], how: str) -> list[str]:

@@ -164,6 +164,32 @@ def test_a_part_that_is_spare_fails_all_the_same(ci: ModuleType, tmp_path: Path)
     assert not ci.run_plan(ci.read_plan(path), tmp_path / "logs")[1]
 
 
+PYTEST = "import pathlib, time\ndef test_fails(): assert False\ndef test_hangs(): time.sleep(600)\n"
+FAILED_TWICE = "1/1 Test #1: One.Fails ...***Failed    0.01 sec\n" * 2
+
+
+@pytest.mark.parametrize("said", ["pytest", FAILED_TWICE])
+def test_what_a_spare_part_has_found_fails_though_its_time_is_over(
+    ci: ModuleType, tmp_path: Path, said: str
+) -> None:
+    command = ("sh", "-c", f"printf '{said}'; sleep 600")
+    if said == "pytest":
+        (tmp_path / "test_it.py").write_text(PYTEST)
+        command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path))
+    part = ci.Part("extra", command, 0.01, "extra", spare=True)
+    outcome = ci.Outcome(part)
+    ci.run_part(part, outcome, tmp_path, ci.Limits(60, time.monotonic() + 8), shown=False)
+    assert outcome.ended == ci.TIME_IS_OVER
+    assert not outcome.left_out
+    assert not outcome.good
+    assert "FAILED (ended with the time for all)" in ci.table([outcome], 1, 100)
+
+
+def test_what_failed_once_is_nothing_that_a_part_has_found(ci: ModuleType) -> None:
+    assert not ci.has_failed("...R.s..  [ 50%]\n1/1 Test #1: One.Fails ...***Failed  0.01 sec\n")
+    assert ci.has_failed("...R.s..  [ 50%]\n.RE [ 99%]\n")
+
+
 def test_a_part_can_be_chosen_by_its_name(ci: ModuleType, tmp_path: Path) -> None:
     commands = plan(ci, tmp_path, {"one": "true"}, {"two": "true"})
     assert [[part.name for part in stage] for stage in ci.choose(commands, ["two"]).stages] == [
