@@ -12,7 +12,7 @@ import os
 import resource
 from pathlib import Path
 
-from .findings import Finding, bad, ok
+from .findings import Finding, Verdict, bad, ok
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
 VERBS = Path("/dev/infiniband")
@@ -33,15 +33,19 @@ def check_rdma(named: str, devices: Path = RDMA_DEVICES, verbs: Path = VERBS) ->
     name, _, rest = named.partition(":")
     if name and name not in there:
         return bad("rdma", f"there is no {name}, but {', '.join(there)}", "set ibverbs_device")
-    wanted_port = rest.partition(":")[0]
-    down = []
+    wanted_port, _, wanted_gid = rest.partition(":")
+    down, found = [], []
     for device in [name] if name else there:
-        for port in sorted((devices / device / "ports").glob("*")):
-            if wanted_port and port.name != wanted_port:
-                continue
+        every = (devices / device / "ports").glob("*")
+        ports = sorted((p for p in every if wanted_port in ("", p.name)), key=lambda p: p.name)
+        for port in ports:
             if _text(port / "state").startswith("4:"):  # ACTIVE
-                return _check_port(device, port, devices, verbs)
-            down.append(f"{device} port {port.name}")
+                found.append(_check_port(device, port, wanted_gid, devices, verbs))
+                break
+        else:
+            down += [f"{device} port {port.name}" for port in ports]
+    if found:  # a device with which a session would find something wrong is passed over for another
+        return next((finding for finding in found if finding.verdict is Verdict.OK), found[0])
     return bad(
         "rdma",
         f"no port is up: {', '.join(down) or 'there is none of that number'}",
@@ -49,13 +53,16 @@ def check_rdma(named: str, devices: Path = RDMA_DEVICES, verbs: Path = VERBS) ->
     )
 
 
-def _check_port(device: str, port: Path, devices: Path, verbs: Path) -> Finding:
+def _check_port(device: str, port: Path, wanted_gid: str, devices: Path, verbs: Path) -> Finding:
     what = f"{device} port {port.name}"
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
         return bad("rdma", f"{what} is up, and there is no libibverbs.so.1", "install rdma-core")
-    if _text(port / "link_layer") == "Ethernet" and not _has_roce(port):
+    if wanted_gid:
+        if _text(port / "gids" / wanted_gid) in ("", NO_GID):
+            return bad("rdma", f"{what} has no GID {wanted_gid}", "set ibverbs_device")
+    elif _text(port / "link_layer") == "Ethernet" and not _has_roce(port):
         return bad("rdma", f"{what} has no GID of RoCE v2", "give its network interface an address")
     for file in sorted((devices / device / "device" / "infiniband_verbs").glob("uverbs*")):
         path = verbs / file.name
