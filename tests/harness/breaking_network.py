@@ -43,7 +43,9 @@ class BreakingNetwork:
 
     def __init__(self, port: int, address: str = "127.0.0.2") -> None:
         self.address, self.port = address, port
+        self.source = ""  #: the address of this host that new connections come from; "": any
         self.cuts = 0
+        self.refused = 0  #: connections that were cut as soon as they were made
         self.connections: list[Connection] = []  #: all that there were
         self._most: int | None = None
         self._random = random.Random(0)
@@ -100,8 +102,10 @@ class BreakingNetwork:
                 return
             try:
                 if self._refuses:
+                    self.refused += 1
                     raise ConnectionRefusedError
-                far = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+                way, source = ("127.0.0.1", self.port), (self.source, 0) if self.source else None
+                far = socket.create_connection(way, timeout=5, source_address=source)
             except OSError:
                 near.close()
                 continue
