@@ -23,6 +23,7 @@ constexpr size_t kLend = 32 << 10;  // less is copied
 constexpr size_t kAgain = 1 << 20;  // of what is sent again, in a record
 constexpr int64_t kAskAgainNs = 50'000'000;
 constexpr int kHelloMs = 10'000;
+constexpr uint32_t kUnknown = 999;      // CUresult
 constexpr size_t kMostAhead = 1 << 20;  // taken in before anybody asks for it
 
 // While it is there a write of which nothing goes for so long fails.
@@ -108,15 +109,15 @@ void ResumableStream::end(uint32_t status, const std::string& why) {
   changed_.notify_all();
 }
 
-void ResumableStream::give_up() {
+void ResumableStream::give_up(const std::string& why) {
   std::lock_guard lock(mutex_);
+  if (said_ == 0 && !why.empty()) said_ = kUnknown, why_ = why;
   last_ = true;
   over_ |= !link_;
   changed_.notify_all();
 }
 
 uint32_t ResumableStream::last_words(std::string* why) {
-  constexpr uint32_t kUnknown = 999;  // CUresult
   std::lock_guard lock(mutex_);
   if (said_) *why = why_;
   if (said_ || !expired_) return said_;

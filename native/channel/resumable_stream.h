@@ -80,9 +80,11 @@ class ResumableStream : public Stream {
   bool readable() const override;
   bool writable() const override;
   void finish() override;
-  void give_up() override;
+  void give_up() override { give_up(std::string()); }
   uint32_t last_words(std::string* why) override;
 
+  // `why` is for last_words() where the other side has said nothing; empty: nothing is known.
+  void give_up(const std::string& why);
   // Nobody waits for anything here any more. `status`: a CUresult for last_words(), and why.
   void end(uint32_t status = 0, const std::string& why = {});
 

@@ -253,10 +253,10 @@ void StreamChannel::resume() {
     if (done == Resumed::kYes)
       return log_line(LogLevel::kInfo, "the session goes on over another connection");
     if (done == Resumed::kNever) {
-      const bool known = resumable_->over();
-      resumable_->give_up();
+      // before anybody is woken, who would not know why; what a slot says of it is known already
+      resumable_->give_up(resumable_->over() ? std::string() : why);
       read_last_words();  // came before the end, and say more than whoever was asked now
-      if (!known && sticky_ == 0) say_ended(why);
+      if (sticky_ == 0) ended();
       return resumable_->end();
     }
     log_line(LogLevel::kDebug, "no other connection yet: " + why);

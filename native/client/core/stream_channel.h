@@ -52,8 +52,10 @@ class StreamChannel : public Channel {
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   uint32_t sticky_error() override {
     if (gone_.load(std::memory_order_relaxed) && !all_read_.load(std::memory_order_relaxed))
-        [[unlikely]]
+        [[unlikely]] {
       read_last_words();
+      if (resumable_ && sticky_.load(std::memory_order_relaxed) == 0) ended();
+    }
     return sticky_.load(std::memory_order_relaxed);
   }
   bool alive() override { return !gone_; }
