@@ -92,6 +92,7 @@ test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, fea
 	$(PYTHON) tests/gpu/at_once.py
 	$(PYTHON) tests/gpu/first_use.py
 	$(PYTHON) tests/gpu/suspension.py
+	$(PYTHON) tests/gpu/oversubscription.py
 	$(PYTHON) tests/gpu/preemption.py
 	$(PYTHON) tests/gpu/moving.py
 	$(PYTHON) tests/gpu/breaks.py

@@ -81,6 +81,13 @@ class Told:
         self.tell(do, **arguments)
         return self.answer(seconds)
 
+    def has_answered(self) -> bool:
+        """Whether an answer waits, or its end."""
+        assert self.process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            return b"\n" in self._unread or bool(selector.select(0))
+
     def errors(self) -> str:
         """The end of what it wrote on standard error so far."""
         file = self._errors.fileno()  # it has the place in it in common with us: no seeking

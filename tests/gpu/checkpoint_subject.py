@@ -256,6 +256,16 @@ class Subject:
         self.call(name or "cuEventElapsedTime", ref(took), *self.pair)
         return {"ms": round(took.value, 3)}
 
+    def work(self, seconds: float) -> Said:
+        """Kernels of 5 ms, each waited for: when each was done, by the monotonic clock."""
+        done: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.launch("spin", ctypes.c_uint64(5_000_000), blocks=1)
+            self.wait()
+            done.append(time.perf_counter())
+        return {"done": done, **self.check()}
+
     def spin(self, seconds: float) -> Said:
         """Work that is under way when this returns."""
         self.launch("spin", ctypes.c_uint64(int(seconds * 1e9)), blocks=1)

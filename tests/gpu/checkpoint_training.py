@@ -1,17 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training of PyTorch that is told when to go on; checkpoint_sessions.py runs it."""
+"""Trainings of PyTorch, and what libraries keep, told when to go on; suspension.py runs it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
+import zlib
 from typing import Any
 
 WIDE_LAYERS = 4
+SQUARE = 256
+"""Rows and columns of the matrix that is multiplied, and transformed, each time."""
+DEFAULT_GENERATOR = 100  # CURAND_RNG_PSEUDO_DEFAULT
 
 
 class Training:
     """Convolutions or linear layers, dropout, SGD with momentum; the same seed each time."""
+
+    def resnet50(self, batch: int = 32) -> dict[str, Any]:
+        """A new ResNet-50 of torchvision."""
+        import torch
+        import torchvision
+
+        self._seed(torch)
+        self._take(torchvision.models.resnet50(weights=None))
+        self._inputs = torch.randn(batch, 3, 224, 224, device="cuda")
+        self._labels = torch.randint(0, 1000, (batch,), device="cuda")
+        return {}
+
+    def _seed(self, torch: Any) -> None:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.manual_seed(7)
+        self._torch = torch
+
+    def _take(self, model: Any) -> None:
+        self._model = model.cuda()
+        parameters = self._model.parameters()
+        self._optimizer = self._torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
     def begin(self, batch: int = 64, wide: int = 0) -> dict[str, Any]:
         """A new model: convolutions, or linear layers of `wide`.
@@ -20,10 +47,7 @@ class Training:
         """
         import torch
 
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.manual_seed(7)
-        self._torch = torch
+        self._seed(torch)
         layers = (
             [torch.nn.Linear(wide, wide) for _ in range(WIDE_LAYERS)]
             if wide
@@ -37,8 +61,7 @@ class Training:
             ]
         )
         last = torch.nn.Linear(wide or 32 * 32 * 32, 10)
-        self._model = torch.nn.Sequential(*layers, torch.nn.Dropout(0.3), last).cuda()
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._take(torch.nn.Sequential(*layers, torch.nn.Dropout(0.3), last))
         self._inputs = torch.randn(batch, wide or 3 * 32 * 32, device="cuda")
         self._labels = torch.randint(0, 10, (batch,), device="cuda")
         return {}
@@ -54,6 +77,38 @@ class Training:
         pieces = self._ballast[:gib]
         return {"wrong": sum(int((piece != n).sum()) for n, piece in enumerate(pieces))}
 
+    def generator(self) -> dict[str, Any]:
+        """A new generator of cuRAND's, of the same seed each time."""
+        import torch
+
+        self._torch = torch
+        torch.zeros(1, device="cuda")
+        self._curand = ctypes.CDLL("libcurand.so.10")
+        self._generator = ctypes.c_void_p()
+        self._right(
+            self._curand.curandCreateGenerator(ctypes.byref(self._generator), DEFAULT_GENERATOR),
+            self._curand.curandSetPseudoRandomGeneratorSeed(self._generator, ctypes.c_uint64(7)),
+        )
+        return {}
+
+    def numbers(self) -> dict[str, Any]:
+        """The next numbers, their product and their transform: checksums of all bytes.
+
+        The generator's state, cuBLAS' handle and cuFFT's plan are of the calls before.
+        """
+        made = self._torch.empty((SQUARE, SQUARE), device="cuda")
+        at, count = ctypes.c_void_p(made.data_ptr()), ctypes.c_size_t(made.numel())
+        self._right(self._curand.curandGenerateUniform(self._generator, at, count))
+        results = [made, made @ made, self._torch.fft.rfft2(made)]
+        self._torch.cuda.synchronize()
+        return {"sums": [_checksum(result) for result in results]}
+
+    @staticmethod
+    def _right(*statuses: int) -> None:
+        for status in statuses:
+            if status:
+                raise SystemExit(f"cuRAND: status {status}")
+
     def train(self, steps: int) -> dict[str, Any]:
         """So many steps; the loss of each."""
         losses = []
@@ -65,6 +120,10 @@ class Training:
             self._optimizer.step()
             losses.append(loss.item())
         return {"losses": losses}
+
+
+def _checksum(tensor: Any) -> int:
+    return zlib.crc32(bytes(tensor.cpu().untyped_storage().tolist()))
 
 
 def main() -> None:

@@ -4,12 +4,12 @@
     python3 tests/gpu/preemption.py [--gib 16] [--rounds 5]    # as root
 
 Starts a controller and a server whose victims are suspended. A session with so many GiB of slabs
-and 80 % of the card works; then a process of a higher priority, which may preempt, asks for as
-much: `preempt_s` are the seconds from its first CUDA call until its first kernel is done. When it
-ends the victim comes back, and all words of its memory have to be right: `preempted_back_s` is
-until the victim's next kernel is done. The floor is the same process on the empty card. Figures go
-to build/measurements/preemption.jsonl. Exit status 1 where something is wrong; the figures decide
-nothing. Without a GPU it says that it was skipped.
+and 80 % of the card runs one kernel of 5 ms after the other; then a process of a higher priority,
+which may preempt, asks for as much: `preempt_s` are the seconds from its first CUDA call until its
+first kernel is done. When it ends the victim comes back, and all words of its memory have to be
+right: `preempted_back_s` is until the victim's next kernel is done. The floor is the same process
+on the empty card. Figures go to build/measurements/preemption.jsonl. Exit status 1 where something
+is wrong; the figures decide nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from sluice.config.native_files import find_native  # noqa: E402
 
 LIMIT_S = 2.0
 PATIENCE_SECONDS = 60
+WORK_SECONDS = 6  # of the victim, from before it is suspended until it is back
 URGENT = {"SLUICE_PREEMPT": "1", "SLUICE_PRIORITY": "5", "SLUICE_WAIT": str(PATIENCE_SECONDS)}
 
 
@@ -81,6 +82,7 @@ def measure(bench: Bench, plane: ControlPlane, gib: int, rounds: int) -> list[Me
     victim.ask("slab", mib=gib * GIB)
     for _ in range(rounds):
         wait_until_ready()
+        victim.tell("work", seconds=WORK_SECONDS)
         urgent = started(**URGENT)
         waits.append(first_kernel(urgent))
         grants = plane.rest.get("/grants").json()["grants"]
@@ -89,8 +91,12 @@ def measure(bench: Bench, plane: ControlPlane, gib: int, rounds: int) -> list[Me
             raise Failed(f"nobody was suspended: {states}")
         began = time.perf_counter()
         urgent.kill()
-        right(victim, "the victim")
-        backs.append(time.perf_counter() - began)
+        worked = victim.answer(PATIENCE_SECONDS)
+        wrong(worked["wrong"], "the victim's memory")
+        behind = [done for done in worked["done"] if done > began]
+        if len(behind) in (0, len(worked["done"])):
+            raise Failed("the victim did not work before it was suspended and after it")
+        backs.append(behind[0] - began)
     victim.kill()
     run_of = Run("python3 tests/gpu/preemption.py", gpu=True, rounds=rounds)
     median = statistics.median

@@ -6,11 +6,13 @@
 Starts a server of its own, with host memory that is ready (suspended_node.py; SIGUSR1 and SIGUSR2
 have the server suspend and resume what runs, as a controller's orders do). A session with so many
 GiB of slabs, a graph, a pool and events over shared memory and TCP is suspended and resumed; its
-context leaves the GPU behind that, which is waited for before what stays is read. Then a PyTorch
-training is, in each of its steps, and its losses are held against the same training left alone. At
-last 32 GiB (--swap-gib) go out and in again beside copies of pinned memory (suspension_rates.py).
-Figures go to build/measurements/suspension.jsonl. Exit status 1 where something is wrong; the
-figures decide nothing. Without a GPU it says that it was skipped.
+context leaves the GPU behind that, which is waited for before what stays is read. It is suspended
+in the middle of a copy of 8 GiB, too. Then a ResNet-50 training is, in ten of its steps, whose
+losses are held against the same training left alone; so are the calls of a generator of cuRAND's,
+a handle of cuBLAS' and a plan of cuFFT's between which it is. At last 32 GiB (--swap-gib) go out
+and in again beside copies of pinned memory (suspension_rates.py). Figures go to
+build/measurements/suspension.jsonl. Exit status 1 where something is wrong; the figures decide
+nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
-from checkpoint_bench import SUBJECT, Bench, Failed  # noqa: E402
+from checkpoint_bench import SUBJECT, Bench, Failed, Told  # noqa: E402
 from checkpoint_calls import Card  # noqa: E402
 from checkpoint_rates import available_gib  # noqa: E402
 from checkpoint_sessions import TRAINING  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import find_driver  # noqa: E402
+from run_workloads import torch_version  # noqa: E402
 from suspended_node import (  # noqa: E402
     GIB,
     LEFT_LIMIT_MIB,
@@ -44,6 +47,10 @@ from suspended_node import (  # noqa: E402
 from suspension_rates import rates  # noqa: E402
 
 SUSPEND_LIMIT_S, RESUME_LIMIT_S = 1.0, 1.0
+TRAINING_ROUNDS = 10
+TRAINING_SECONDS = 120.0
+COPIED_GIB = 8
+INTO_THE_COPY_SECONDS = 0.5  # of 8 GiB, four ways, which take several seconds
 
 
 def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> list[Measurement]:
@@ -73,6 +80,13 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     wrong(told.ask("again")["wrong"], f"{channel}: its graph")
     if told.ask("between") != events:
         raise Failed(f"{channel}: its events are others")
+    told.tell("copy_about", mib=min(COPIED_GIB, gib // 2) * GIB, times=1)
+    time.sleep(INTO_THE_COPY_SECONDS)
+    node.suspend()
+    if told.has_answered():
+        raise Failed(f"{channel}: its copies were done before it was suspended")
+    node.resume()
+    wrong(told.answer(TRAINING_SECONDS)["wrong"], f"{channel}, suspended in a copy")
     told.kill()
     print(
         f"{channel:5} {gib} GiB: suspended in {statistics.median(suspends):.3f} s, resumed in "
@@ -104,26 +118,56 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     ]  # fmt: skip
 
 
-def training(bench: Bench, node: Node, rounds: int) -> None:
-    """Suspended and resumed in each step; raises Failed where its losses are others."""
-    if importlib.util.find_spec("torch") is None:
+def training(bench: Bench, node: Node) -> list[Measurement]:
+    """Suspended and resumed in ten steps; raises Failed where its losses are others."""
+    if importlib.util.find_spec("torchvision") is None:
         print("training: not tried, there is no PyTorch")
-        return
+        return []
     environment = {**bench.natively, **node.server.environments["shm"]}
     environment["LD_PRELOAD"] = node.server.preload
     told = bench.told([sys.executable, str(TRAINING)], environment)
-    told.ask("begin", 60)
-    alone = told.ask("train", 60, steps=rounds)["losses"]
-    told.ask("begin", 60)
+    told.ask("resnet50", TRAINING_SECONDS)
+    alone = told.ask("train", TRAINING_SECONDS, steps=TRAINING_ROUNDS)["losses"]
+    told.ask("resnet50", TRAINING_SECONDS)
     losses: list[float] = []
-    for _ in range(rounds):
+    for _ in range(TRAINING_ROUNDS):
         told.tell("train", steps=1)
         node.suspend()
         node.resume()
-        losses += told.answer(60)["losses"]
+        losses += told.answer(TRAINING_SECONDS)["losses"]
     if losses != alone:
         raise Failed(f"the training's losses are {losses}, and alone {alone}")
-    print(f"training: suspended {rounds} times, the same losses")
+    print(f"ResNet-50: suspended {TRAINING_ROUNDS} times, the same losses")
+    libraries(told, node)
+    told.kill()
+    run_of = Run(
+        "python3 tests/gpu/suspension.py",
+        gpu=True,
+        rounds=TRAINING_ROUNDS,
+        software=torch_version(),
+    )
+    same = sum(a == b for a, b in zip(losses, alone, strict=True)) / TRAINING_ROUNDS
+    return [
+        run_of.record(
+            "suspended_same_losses", same, "ratio", channel="shm", limit=1.0, better="higher"
+        )
+    ]
+
+
+def libraries(told: Told, node: Node) -> None:
+    """Suspended between their calls; raises Failed where they go on otherwise than alone."""
+    told.ask("generator", TRAINING_SECONDS)
+    alone = [told.ask("numbers", TRAINING_SECONDS)["sums"] for _ in range(TRAINING_ROUNDS // 2)]
+    told.ask("generator", TRAINING_SECONDS)
+    for number, expected in enumerate(alone):
+        gone = node.contexts_left()
+        node.suspend()
+        node.wait_for_context(gone)
+        node.resume()
+        sums = told.ask("numbers", TRAINING_SECONDS)["sums"]
+        if sums != expected:
+            raise Failed(f"libraries, call {number}: {sums}, and alone {expected}")
+    print(f"cuRAND, cuBLAS and cuFFT: suspended {len(alone)} times, the same bytes")
 
 
 def main() -> int:
@@ -147,7 +191,7 @@ def main() -> int:
             with node_of(bench, gib, options.contexts) as node:
                 for channel in ("shm", "tcp"):
                     kept += session(bench, node, channel, gib, options.rounds)
-                training(bench, node, options.rounds)
+                kept += training(bench, node)
             kept += rates(bench, swap_gib, options.rounds)
     except Failed as error:
         print(f"failed: {error}")
