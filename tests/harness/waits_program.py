@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that moves a model to its vGPU as PyTorch does, and counts its round trips.
+"""A program that moves a model of so many tensors (300) to its vGPU as PyTorch does.
 
 Each tensor is copied from pageable memory and its stream waited for. Prints how often this process
 waited for the node meanwhile, and whether all is there.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 from ctypes import byref, c_int, c_longlong, c_size_t, c_uint64, c_void_p
 
 TENSORS = 300
@@ -40,7 +41,7 @@ def main() -> None:
     good(cuda.cuDevicePrimaryCtxRetain(byref(context), device))
     good(cuda.cuCtxSetCurrent(context))
     tensors = []
-    for n in range(TENSORS):
+    for n in range(int(sys.argv[1]) if len(sys.argv) > 1 else TENSORS):
         content = os.urandom(1000 + 997 * (n % 50) + (3 << 20 if n % 100 == 0 else 0))
         at = c_uint64()
         good(cuda.cuMemAlloc_v2(byref(at), c_size_t(len(content))))

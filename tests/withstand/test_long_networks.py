@@ -77,13 +77,16 @@ def test_a_session_over_it_computes_the_same(tmp_path: Path, name: str) -> None:
     assert done.stdout == expected.read_text(), done.stderr
 
 
-def test_moving_a_model_over_it_waits_for_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("delay_us", "tensors"), [(5_000, 300), (50_000, 40)])
+def test_moving_a_model_over_it_waits_for_nobody(
+    tmp_path: Path, delay_us: int, tensors: int
+) -> None:
     program = ROOT / "tests" / "harness" / "waits_program.py"
     with (
         StaticPool(tmp_path, tcp=True, way=ADDRESS) as pool,
-        DelayingNetwork(NETWORK, ADDRESS, pool.data_port, 5_000),
+        DelayingNetwork(NETWORK, ADDRESS, pool.data_port, delay_us),
     ):
-        done = pool.run(sys.executable, program)
+        done = pool.run(sys.executable, program, str(tensors))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["waits"], said["same"]) == (0, True)
