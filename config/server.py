@@ -89,6 +89,7 @@ def _labels(value: object) -> object:
     return pairs(value, "names a label twice") if isinstance(value, str) else value
 
 
+NcclNames = Annotated[str, Field(pattern=r"^(?:\^?=?[A-Za-z0-9._@:,-]+)?$")]
 LabelText = Annotated[str, Field(pattern=f"^{LABEL_WORD}$")]
 LabelsSetting = Annotated[dict[LabelText, LabelText], BeforeValidator(_labels)]
 
@@ -251,11 +252,32 @@ class ServerSection(Section):
 
 
 class NcclSection(Section):
-    """[server-nccl]: collective communication between GPU nodes."""
+    """[server-nccl]: collective communication between GPU nodes.
 
-    comm_id: HostPort = Field(
-        "127.0.0.1:9970", description="NCCL's address and port as host:port; read, not used yet"
+    The two networks are said as NCCL's variables say them (docs.nvidia.com, "NCCL environment
+    variables"), and go before what the server's environment has.
+    """
+
+    socket_ifname: NcclNames = Field(
+        "",
+        description="the interfaces of NCCL's connections between nodes, as `NCCL_SOCKET_IFNAME` "
+        "takes them (`eth1`, `=ens5f0`, `^docker0`); empty: NCCL's own choice",
     )
+    ib_hca: NcclNames = Field(
+        "",
+        description="its InfiniBand and RoCE adapters, as `NCCL_IB_HCA` takes them (`=mlx5_0:1`); "
+        "empty: NCCL's own choice",
+    )
+    comm_id: HostPort = Field(
+        "127.0.0.1:9970",
+        description="accepted for configurations that have it: ranks find one another by the id "
+        "that the program passes between them",
+    )
+
+    def environment(self) -> dict[str, str]:
+        """What workers are told of it."""
+        told = {"NCCL_SOCKET_IFNAME": self.socket_ifname, "NCCL_IB_HCA": self.ib_hca}
+        return {name: value for name, value in told.items() if value}
 
 
 class NovaSection(Section):

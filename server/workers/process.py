@@ -291,14 +291,14 @@ class WorkerStarter:
         command = [*becoming(user), *command]
         return self._spawn(name, command, log_path, (), environment=environment)
 
-    @staticmethod
-    def environment() -> dict[str, str]:
-        """What of this server's environment the processes that it starts have."""
-        return {
+    def environment(self) -> dict[str, str]:
+        """Of this server's environment and [server-nccl], for the processes that it starts."""
+        kept = {
             key: value
             for key, value in os.environ.items()
             if key in KEPT_VARIABLES or key.startswith(KEPT_PREFIXES)
         }
+        return {**kept, **self._config.server_nccl.environment()}
 
     def _spawn(
         self,
