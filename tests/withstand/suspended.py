@@ -96,11 +96,22 @@ def suspension(plane: ControlPlane, grant_id: str) -> dict[str, Any] | None:
     return found
 
 
+def order_suspension(plane: ControlPlane, grant: str) -> None:
+    """As one who is told that a session of it is being opened, and to try again."""
+
+    def is_ordered() -> bool:
+        ordered = plane.rest.post(f"/grants/{grant}/suspend")
+        being_opened = ordered.status_code == 409 and "is being opened" in ordered.text
+        assert being_opened or ordered.status_code == 202, ordered.text
+        return not being_opened
+
+    wait_for(is_ordered, message="its sessions to be opened")
+
+
 def suspend(plane: ControlPlane, subject: Subject) -> str:
     """Until it is; the grant's id."""
     grant: str = grant_of(plane, subject.pid)["id"]
-    ordered = plane.rest.post(f"/grants/{grant}/suspend")
-    assert ordered.status_code == 202, ordered.text
+    order_suspension(plane, grant)
 
     def is_suspended() -> bool:
         shown = suspension(plane, grant)
@@ -120,7 +131,7 @@ def why_not(plane: ControlPlane, grant: str) -> str:
 def refused(plane: ControlPlane, subject: Subject | Prompted) -> str:
     """Why it is not suspended: it goes on."""
     grant: str = grant_of(plane, subject.pid)["id"]
-    assert plane.rest.post(f"/grants/{grant}/suspend").status_code == 202
+    order_suspension(plane, grant)
     wait_for(lambda: suspension(plane, grant) is None, message="it to be refused")
     return str(wait_for(lambda: why_not(plane, grant), message="the reason"))
 
