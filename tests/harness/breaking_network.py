@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from sluice.protocol.frames import ControlFunction
 
 PIECE = 64 << 10
-#: What opens a session, in either direction: that is not cut.
+#: What opens a session, in either direction: that is not cut. Under TLS with its handshake.
 OPENING_BYTES = 4096
+OPENING_BYTES_OF_TLS = 16384
 OPEN_SESSION = ControlFunction.OPEN_SESSION.to_bytes(2, "little")
 
 
@@ -48,6 +49,7 @@ class BreakingNetwork:
         self.refused = 0  #: connections that were cut as soon as they were made
         self.connections: list[Connection] = []  #: all that there were
         self._most: int | None = None
+        self._spares = False
         self._random = random.Random(0)
         self._refuses = False
         self._passes = (threading.Event(), threading.Event())  # by direction
@@ -75,10 +77,16 @@ class BreakingNetwork:
     def cut_within(self, most: int | None, seed: int = 0) -> None:
         """From now on each direction of a new connection passes at most so many bytes.
 
-        One that opens a session passes so many more as that takes.
+        One that opens a session passes so many more as that takes; under TLS nobody sees that
+        (spare_next).
         """
         with self._lock:
             self._most, self._random = most, random.Random(seed)
+
+    def spare_next(self) -> None:
+        """The next connection is to open a session, under TLS: it passes what that takes."""
+        with self._lock:
+            self._spares = True
 
     def cut(self) -> None:
         """All connections that there are, at once."""
@@ -116,7 +124,11 @@ class BreakingNetwork:
                 continue
             far.settimeout(None)
             with self._lock:
-                left = [self._random.randint(1, self._most) if self._most else None for _ in "12"]
+                more = OPENING_BYTES_OF_TLS if self._spares else 0
+                self._spares = False
+                left = [
+                    self._random.randint(1, self._most) + more if self._most else None for _ in "12"
+                ]
                 connection = Connection(near, far, left)
                 self._live.add(connection)
                 self.connections.append(connection)

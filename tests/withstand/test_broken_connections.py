@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
+from pool_certificates import PoolCa
 from static_pool import build_programs
 
 from sluice.cli.pool_commands import session_rows
@@ -41,20 +42,25 @@ CUTS = {
 #: Random work, checked by itself. How many connections are cut in all: SLUICE_TEST_BREAKS.
 RANDOM_PROGRAM = Path(__file__).resolve().parent / "programs" / "random_program.py"
 RUNS, ENOUGH = 12, 60  # of each program, and of its connections that are cut
+TLS = "TLS"
 #: No test waits for its end: of a machine that stands still for a while no session may die.
 GRACE_SECONDS = 300
 CLOSED_SECONDS = 6
 
 
 @pytest.fixture
-def plane(built: None, tmp_path: Path) -> Iterator[ControlPlane]:
-    """A server that tells its clients to come through the network that breaks."""
+def plane(built: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """A server that tells its clients to come through the network that breaks; TLS: under it."""
     server = {
         "advertise_addr": "127.0.0.2",
         "network_grace_seconds": GRACE_SECONDS,
         "closed_grace_seconds": CLOSED_SECONDS,
     }
-    with running(tmp_path, server=server) as control_plane:
+    tls: dict[str, object] = {}
+    if getattr(request, "param", "") == TLS:
+        pair = PoolCa(tmp_path / "ca").issue("node-a")
+        tls = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
+    with running(tmp_path, server=server, server_tls=tls) as control_plane:
         yield control_plane
 
 
@@ -99,18 +105,33 @@ def test_programs_compute_the_same_whatever_is_cut(
     assert network.cuts >= ENOUGH
 
 
-@pytest.mark.parametrize("most", [3_000, 200_000, 1_500_000])
+@pytest.mark.parametrize(
+    ("plane", "most", "largest"),
+    [
+        ("TCP", 3_000, 20_000),
+        ("TCP", 200_000, 3 << 20),
+        ("TCP", 1_500_000, 3 << 20),
+        (TLS, 60_000, 300_000),  # of a record, 16 KiB, no part is taken
+        (TLS, 300_000, 3 << 20),
+    ],
+    indirect=["plane"],
+)
 def test_random_programs_compute_the_same_whatever_is_cut(
-    plane: ControlPlane, network: BreakingNetwork, most: int
+    plane: ControlPlane, network: BreakingNetwork, most: int, largest: int
 ) -> None:
+    """The largest copy takes a good many of the smallest connections, and not thousands."""
     breaks = int(os.environ.get("SLUICE_TEST_BREAKS", "120")) // 3
+    ca = plane.folder / "ca" / "ca.crt"
+    tls = {"SLUICE_CA": str(ca), "SLUICE_CONTROLLER": plane.url} if ca.exists() else {}
     network.cut_within(most, seed=most)
     seed = operations = 0
     while network.cuts < breaks:
         settings = {"SLUICE_CHANNEL": "tcp", "SLUICE_GMEM": "512", "SLUICE_BULK_CONNECTIONS": "2"}
+        if tls:
+            network.spare_next()
         done = subprocess.run(
-            [sys.executable, RANDOM_PROGRAM, str(seed), "5"],
-            env=plane.program_environment(**settings),
+            [sys.executable, RANDOM_PROGRAM, str(seed), "5", str(largest)],
+            env=plane.program_environment(**settings, **tls),
             capture_output=True,
             text=True,
             timeout=300,
