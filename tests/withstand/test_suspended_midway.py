@@ -221,6 +221,21 @@ def test_an_array_stays_is_counted_and_holds_its_bytes(plane: ControlPlane, begi
     is_right(subject)
 
 
+def test_an_array_holds_its_bytes_while_its_context_is_off(
+    built: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with rigs(tmp_path_factory.mktemp) as opened:
+        rig = opened()
+        subject = rig.begin(program=PROGRAM)
+        assert subject.ask("array", mib=ARRAY_MIB) == {"wrong": 0}
+        grant = rig.take_off(subject)
+        assert rig.card.taken_mib(rig.worker_of(subject)) == 0
+        rig.resume(grant)
+        assert subject.ask("check_array") == {"wrong": 0}
+        is_right(subject)
+        rig.end_programs()
+
+
 def test_memory_of_a_suspended_session_is_opened(plane: ControlPlane, begin: Begin) -> None:
     """Its context is on the GPU, and what others may open is, too."""
     owner, other = begin(), begin(filled=False)
