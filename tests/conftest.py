@@ -25,6 +25,7 @@ LONGEST = (
     "withstand/test_moved_sessions.py",
     "withstand/test_returns_tried_again.py",
     "withstand/test_suspension.py",
+    "withstand/test_suspended_midway.py",
     "withstand/test_concurrent.py",
     "withstand/test_an_end.py",
     "withstand/test_checkpointed_sessions.py",

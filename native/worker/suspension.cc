@@ -146,7 +146,9 @@ void Suspension::suspend(uint64_t drain_ms) {
 void Suspension::stop(uint64_t until_ns) {
   session_.use(0);
   Steps steps;
-  std::string why = "commands of the session";
+  std::string why =
+      "commands of the session, as one that waits for work on the GPU, or for a host function that "
+      "its client has yet to run";
   do {
     if (!executor_.stop(until_ns)) break;
     steps.done("commands");

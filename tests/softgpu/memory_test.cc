@@ -45,6 +45,47 @@ TEST_F(Memory, SmallAllocationsShareASlabAndGiveItBack) {
   EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(first));
 }
 
+TEST_F(Memory, ArraysAreCopiedToAndFromWithinTheirBounds) {
+  const size_t before = free_bytes();
+  CUDA_ARRAY_DESCRIPTOR shape{};
+  shape.Width = 24, shape.Height = 6;
+  shape.Format = CU_AD_FORMAT_UNSIGNED_INT16;
+  shape.NumChannels = 2;
+  CUarray array = nullptr;
+  CHECK_CU(cuArrayCreate_v2(&array, &shape));
+  EXPECT_GT(before, free_bytes());
+  constexpr size_t kRow = 24 * 4;
+  std::vector<unsigned char> from(kRow * 6), to(kRow * 6);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7);
+  CUDA_MEMCPY2D in{};
+  in.srcMemoryType = CU_MEMORYTYPE_HOST;
+  in.srcHost = from.data();
+  in.srcPitch = kRow;
+  in.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+  in.dstArray = array;
+  in.WidthInBytes = kRow, in.Height = 6;
+  CHECK_CU(cuMemcpy2D_v2(&in));
+  CUDA_MEMCPY2D out{};
+  out.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+  out.srcArray = array;
+  out.srcXInBytes = 8, out.srcY = 2;
+  out.dstMemoryType = CU_MEMORYTYPE_HOST;
+  out.dstHost = to.data();
+  out.dstPitch = kRow;
+  out.WidthInBytes = kRow - 8, out.Height = 4;
+  CHECK_CU(cuMemcpy2D_v2(&out));
+  for (size_t row = 0; row < 4; ++row)
+    EXPECT_EQ(0, std::memcmp(&to[row * kRow], &from[(row + 2) * kRow + 8], kRow - 8));
+  out.Height = 5;
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&out));
+  CHECK_CU(cuArrayDestroy(array));
+  EXPECT_EQ(before, free_bytes());
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&in));
+  EXPECT_EQ(CUDA_ERROR_INVALID_HANDLE, cuArrayDestroy(array));
+  CUDA_ARRAY3D_DESCRIPTOR layered{24, 6, 2, CU_AD_FORMAT_FLOAT, 1, CUDA_ARRAY3D_LAYERED};
+  EXPECT_EQ(CUDA_ERROR_NOT_SUPPORTED, cuArray3DCreate_v2(&array, &layered));
+}
+
 TEST_F(Memory, RefusesWhatTheDeviceDoesNotHave) {
   size_t total = 0;
   CHECK_CU(cuDeviceTotalMem_v2(&total, 0));

@@ -20,7 +20,7 @@ from control_plane import ControlPlane, wait_for
 
 from .at_work import stopped
 from .conftest import arbiter_pid, has_another_arbiter
-from .suspended import Failed, Subject, grant_of, memory_of, start_subject
+from .suspended import Failed, Subject, grant_of, memory_of, resume, start_subject, suspend
 from .traces import Traces
 
 GPU_MIB, FACTOR, PIECE_MIB = 128, 2.0, 4
@@ -33,6 +33,7 @@ SUSPEND = {
 }
 GPU = {"SLUICE_SOFTGPU_MEMORY_MIB": str(GPU_MIB)}
 pytestmark = pytest.mark.control_plane(suspend=SUSPEND, environment=GPU)
+TIGHT_MIB = 2 * 112 - GPU_MIB + 112 + 4
 LARGE = {"SLUICE_GMEM": "112", "SLUICE_RATIO": "50"}
 
 Begin = Callable[..., Subject]
@@ -225,6 +226,44 @@ def test_host_memory_bounds_what_is_promised(plane: ControlPlane, begin: Begin) 
     begin(mib=8)
     with pytest.raises(Failed):
         begin(SLUICE_WAIT="0")
+
+
+@pytest.mark.control_plane(
+    # no more than placement asks for, with what stays of two that are suspended: they take the most
+    suspend={**SUSPEND, "swap_mib": TIGHT_MIB},
+    environment=GPU,
+)
+def test_the_hosts_budget_is_full(plane: ControlPlane, begin: Begin) -> None:
+    """Two are suspended in what the moves of others need: these wait, with the reason, and go on
+    when there is room.
+    """
+    suspended = [begin(mib=LARGE_MIB) for _ in range(2)]
+    for each in suspended:
+        suspend(plane, each)
+    inside, outside = begin(mib=LARGE_MIB), begin()
+    outside.tell("slab", mib=LARGE_MIB, piece_mib=PIECE_MIB)
+    own = grant_of(plane, inside.pid)["id"]
+
+    def refusal() -> str:
+        start = f"memory of grant {own} does not move to the host"
+        lines = [line for line in plane.log("server").splitlines() if start in line]
+        return lines[-1] if lines else ""
+
+    wait_for(refusal, message="the move to be refused")
+    assert f"[suspend] swap_mib ({TIGHT_MIB})" in refusal()
+    assert "MiB are left" in refusal()
+    with pytest.raises(Failed, match="no answer"):
+        outside.answer(0.3)
+    inside.tell("check")  # of which a part had room in the host's before
+    suspended.pop().kill()
+    outside.answer()
+    assert inside.answer() == {"wrong": 0}
+    in_turns([inside, outside], 3)
+    outside.kill()
+    wait_for(lambda: len(plane.grants()) == 2, message="its grant to end")
+    [last] = suspended
+    resume(plane, grant_of(plane, last.pid)["id"])
+    in_turns([inside, last], 3)
 
 
 def test_the_client_of_one_that_is_out_is_killed(

@@ -132,6 +132,33 @@ def test_the_commands_of_operators(plane: ControlPlane, begin: Begin) -> None:
     assert sluice(plane, "grant", "suspend", "nobody").returncode == 3
 
 
+def test_a_session_is_resumed_by_its_own_id(plane: ControlPlane, begin: Begin) -> None:
+    subject = begin()
+    [session] = plane.sessions()
+    path, grant = f"/sessions/{session['id']}", session["grant_id"]
+    runs = f"grant {grant} is not suspended"
+    done = sluice(plane, "session", "resume", session["id"])
+    assert (done.returncode, runs in done.stderr) == (1, True), done.stderr
+    refusal = plane.rest.post(f"{path}/resume")
+    assert (refusal.status_code, runs in refusal.json()["detail"]) == (409, True), refusal.text
+    is_right(subject)
+    suspend(plane, subject)
+    done = sluice(plane, "session", "resume", session["id"])
+    assert (done.returncode, done.stdout) == (0, f"grant {grant} goes on\n"), done.stderr
+    is_right(subject)
+    suspend(plane, subject)
+    answer = plane.rest.post(f"{path}/resume")
+    assert (answer.status_code, answer.json()["id"]) == (202, grant)
+    wait_for(lambda: suspension(plane, grant) is None, message="it to go on")
+    is_right(subject)
+    assert plane.rest.post("/sessions/nobody/resume").status_code == 404
+    assert sluice(plane, "session", "resume", "nobody").returncode == 3
+    subject.kill()
+    wait_for(lambda: not plane.sessions(), message="it to end")
+    ended = plane.rest.post(f"{path}/resume")
+    assert (ended.status_code, "has ended already" in ended.json()["detail"]) == (409, True)
+
+
 def test_its_place_is_another_programs_meanwhile(plane: ControlPlane, begin: Begin) -> None:
     subject = begin(SLUICE_GMEM="3000", SLUICE_RATIO="100")
     grant = suspend(plane, subject)

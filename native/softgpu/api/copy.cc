@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "softgpu/api/api.h"
+#include "softgpu/runtime/array.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -32,13 +33,19 @@ CUresult linear(CUstream handle, uintptr_t to, Side to_kind, uintptr_t from, Sid
 }
 
 bool make_box_side(CopySide& side, CUmemorytype type, const void* host, CUdeviceptr device,
-                   size_t x, size_t y, size_t z, size_t pitch, size_t rows, size_t width,
-                   size_t height, size_t depth, CUresult& why) {
+                   CUarray handle, size_t x, size_t y, size_t z, size_t pitch, size_t rows,
+                   size_t width, size_t height, size_t depth) {
   if (type == CU_MEMORYTYPE_ARRAY) {
-    why = CUDA_ERROR_NOT_SUPPORTED;
-    return false;
+    const auto array = array_from(handle);
+    const auto fits = [](size_t at, size_t n, size_t limit) {
+      return at <= limit && n <= limit - at;
+    };
+    if (!array || !fits(x, width, array->row_bytes) || !fits(y, height, array->rows) ||
+        !fits(z, depth, array->slices))
+      return false;
+    type = CU_MEMORYTYPE_DEVICE;
+    device = array->base, pitch = array->row_bytes, rows = array->rows;
   }
-  why = CUDA_ERROR_INVALID_VALUE;
   if (pitch == 0) pitch = x + width;
   if (rows == 0) rows = y + height;
   if (width > pitch || (depth > 1 && rows < height)) return false;
@@ -64,12 +71,11 @@ CUresult make_box(const Description& d, size_t depth, CopyBox& box) {
     target_z = d.dstZ;
     target_rows = d.dstHeight;
   }
-  CUresult why = CUDA_SUCCESS;
-  if (!make_box_side(box.from, d.srcMemoryType, d.srcHost, d.srcDevice, d.srcXInBytes, d.srcY,
-                     source_z, d.srcPitch, source_rows, box.width, box.height, depth, why) ||
-      !make_box_side(box.to, d.dstMemoryType, d.dstHost, d.dstDevice, d.dstXInBytes, d.dstY,
-                     target_z, d.dstPitch, target_rows, box.width, box.height, depth, why)) {
-    return why;
+  if (!make_box_side(box.from, d.srcMemoryType, d.srcHost, d.srcDevice, d.srcArray, d.srcXInBytes,
+                     d.srcY, source_z, d.srcPitch, source_rows, box.width, box.height, depth) ||
+      !make_box_side(box.to, d.dstMemoryType, d.dstHost, d.dstDevice, d.dstArray, d.dstXInBytes,
+                     d.dstY, target_z, d.dstPitch, target_rows, box.width, box.height, depth)) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }

@@ -12,7 +12,7 @@ struct LibraryTable {
   std::unordered_map<const void*, Library*> kernels;
 };
 
-LibraryTable& table() {
+LibraryTable& library_table() {
   static auto* all = new LibraryTable;
   return *all;
 }
@@ -52,12 +52,12 @@ std::shared_ptr<LoadedModule> Library::in(Context& context, LoadFailure& failure
 void Library::learn(const LoadedModule& module) {
   std::lock_guard lock(mutex_);
   if (!kernels_.empty()) return;
-  std::lock_guard table_lock(table().mutex);
+  std::lock_guard table_lock(library_table().mutex);
   for (KernelFunction* function : module.kernels()) {
     auto kernel = std::make_unique<LibraryKernel>();
     kernel->library = this;
     kernel->name = function->function->name;
-    table().kernels[kernel.get()] = this;
+    library_table().kernels[kernel.get()] = this;
     kernels_.push_back(std::move(kernel));
   }
 }
@@ -79,32 +79,33 @@ std::vector<LibraryKernel*> Library::kernels() {
 }
 
 std::shared_ptr<Library> library_from(CUlibrary handle) {
-  std::lock_guard lock(table().mutex);
-  auto found = table().libraries.find(handle);
-  return found == table().libraries.end() ? nullptr : found->second;
+  std::lock_guard lock(library_table().mutex);
+  auto found = library_table().libraries.find(handle);
+  return found == library_table().libraries.end() ? nullptr : found->second;
 }
 
 std::shared_ptr<Library> library_of(CUkernel handle) {
-  std::lock_guard lock(table().mutex);
-  auto found = table().kernels.find(handle);
-  if (found == table().kernels.end()) return nullptr;
-  auto library = table().libraries.find(found->second);
-  return library == table().libraries.end() ? nullptr : library->second;
+  std::lock_guard lock(library_table().mutex);
+  auto found = library_table().kernels.find(handle);
+  if (found == library_table().kernels.end()) return nullptr;
+  auto library = library_table().libraries.find(found->second);
+  return library == library_table().libraries.end() ? nullptr : library->second;
 }
 
 void register_library(const std::shared_ptr<Library>& library) {
-  std::lock_guard lock(table().mutex);
-  table().libraries[library.get()] = library;
+  std::lock_guard lock(library_table().mutex);
+  library_table().libraries[library.get()] = library;
 }
 
 bool unregister_library(CUlibrary handle) {
   std::shared_ptr<Library> ended;  // its modules end outside the lock
-  std::lock_guard lock(table().mutex);
-  auto found = table().libraries.find(handle);
-  if (found == table().libraries.end()) return false;
+  std::lock_guard lock(library_table().mutex);
+  auto found = library_table().libraries.find(handle);
+  if (found == library_table().libraries.end()) return false;
   ended = std::move(found->second);
-  table().libraries.erase(found);
-  std::erase_if(table().kernels, [&](const auto& entry) { return entry.second == ended.get(); });
+  library_table().libraries.erase(found);
+  std::erase_if(library_table().kernels,
+                [&](const auto& entry) { return entry.second == ended.get(); });
   return true;
 }
 
