@@ -165,6 +165,7 @@ class Server:
     def _make_parts(self, driver: Driver) -> WorkerStarter:
         """Everything that sessions need, before any of it is heard or asked."""
         config, section, log_dir = self._config, self._config.server, self._config.log.log_dir
+        self._data_tls = data_tls(config)  # before any process is started that would stay
         self._devices = ContainerDevices(config.containers)
         libraries = library_folders(section, driver)
         starter = WorkerStarter(config, WorkerFiles(section.run_dir), libraries)
@@ -289,7 +290,7 @@ class Server:
             section.listen_port,
             self._lifecycle,
             self._controller,
-            data_tls(self._config),
+            self._data_tls,
             ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
             section.bulk_connections,
             rdma=self._rdma is not None,

@@ -305,3 +305,4 @@ def test_a_server_whose_certificate_nobody_would_take_does_not_start(
     assert "[tls] data_plane" in done.stderr
     assert "Traceback" not in done.stderr
     assert ("is for someone" in done.stderr) == (wrong == "name")
+    assert not (tmp_path / "run" / "arbiter.sock").exists(), "no process of it is left"
