@@ -80,7 +80,7 @@ def session(bench: Bench, node: Node, channel: str, gib: int, rounds: int) -> li
     wrong(told.ask("again")["wrong"], f"{channel}: its graph")
     if told.ask("between") != events:
         raise Failed(f"{channel}: its events are others")
-    told.tell("copy_about", mib=min(COPIED_GIB, gib // 2) * GIB, times=1)
+    told.tell("copy_about", mib=min(COPIED_GIB * GIB, gib * GIB // 2), times=1)
     time.sleep(INTO_THE_COPY_SECONDS)
     node.suspend()
     if told.has_answered():
