@@ -129,11 +129,21 @@ def why_not(plane: ControlPlane, grant: str) -> str:
 
 
 def refused(plane: ControlPlane, subject: Subject | Prompted) -> str:
-    """Why it is not suspended: it goes on."""
+    """Why it is not suspended: it goes on.
+
+    What it has in the way may be on its way to the GPU yet: then it is suspended, and once more.
+    """
     grant: str = grant_of(plane, subject.pid)["id"]
     order_suspension(plane, grant)
-    wait_for(lambda: suspension(plane, grant) is None, message="it to be refused")
-    return str(wait_for(lambda: why_not(plane, grant), message="the reason"))
+
+    def reason() -> str:
+        shown = suspension(plane, grant)
+        if shown and shown["state"] == "suspended":
+            resume(plane, grant)
+            order_suspension(plane, grant)
+        return "" if shown else why_not(plane, grant)
+
+    return str(wait_for(reason, message="it to be refused"))
 
 
 def resume(plane: ControlPlane, grant: str) -> None:
