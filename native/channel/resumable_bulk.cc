@@ -73,8 +73,8 @@ bool ResumableStream::add_subflow(uint32_t epoch, uint32_t number,
 }
 
 // write_mutex_ held. `lent`: the last part is. Changes `parts`.
-bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size_t bytes,
-                                 bool lent) {
+bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size_t bytes, bool lent,
+                                 const std::shared_ptr<const void>& held) {
   int large = 0;
   for (int i = 1; i < count; ++i)
     if (parts[i].iov_len > parts[large].iov_len) large = i;
@@ -89,18 +89,21 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   const size_t after = bytes - before - bulk;
   const iovec part = parts[large];
   return (before == 0 || send_record(link, parts, large, before, 0)) &&
-         send_bulk(link, part, subflows, lent && large == count - 1) &&
+         send_bulk(link, part, subflows, lent && large == count - 1, held) &&
          (after == 0 || send_record(link, parts + large + 1, count - large - 1, after, 0));
 }
 
-// What is lent stays until the other side has it, and so need not have been sent by the end of
-// this.
-bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent) {
+// What is lent stays as it is, and so need not have been sent by the end of this.
+bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent,
+                                const std::shared_ptr<const void>& held) {
   const uint32_t flags = wire::kOverSubflows | subflows << kSubflowShift;
   if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
   const auto* data = static_cast<const std::byte*>(part.iov_base);
-  if (lent) ahead_ = link;
-  if (lent ? link->subflows.send_ahead(data, part.iov_len, subflows)
+  if (lent) {
+    std::lock_guard lock(mutex_);
+    ahead_ = link;
+  }
+  if (lent ? link->subflows.send_ahead(data, part.iov_len, subflows, held)
            : link->subflows.send(data, part.iov_len, subflows))
     return true;
   link->failed();
@@ -108,8 +111,9 @@ bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t su
   return false;
 }
 
-// Of a connection that is cut; write_mutex_ held. What was sent ahead over it is not read any more.
+// What was sent ahead is not read any more, of a connection that is cut; write_mutex_ held.
 void ResumableStream::stop_ahead() {
+  std::lock_guard lock(mutex_);
   if (ahead_) ahead_->subflows.abandon();
   ahead_.reset();
 }

@@ -220,7 +220,7 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
       }
     }
     if (kept) {
-      const bool sent = !there || send_parts(there, parts, count, bytes, lent > 0);
+      const bool sent = !there || send_parts(there, parts, count, bytes, lent > 0, held);
       const bool closed = sent || was_reset();
       const bool hears = terms_.hear_after > 0 && (unheard_ += bytes) >= terms_.hear_after;
       if (hears) unheard_ = 0;
@@ -319,17 +319,30 @@ void ResumableStream::acknowledged(uint64_t upto, const Link& link) {
   changed_.notify_all();
 }
 
+// Whatever the other side has acknowledged: it also waits until nobody reads any more what was
+// lent.
 bool ResumableStream::settle() {
   uint64_t upto;
+  bool good, waits;
   {
     std::lock_guard lock(mutex_);
-    if (kept_.lent_bytes() == 0) return !over_;
+    good = !over_;
+    waits = kept_.lent_bytes() > 0;
     upto = kept_.sent();
   }
-  if (wait_for_acknowledgement(upto, true)) return true;
-  const std::lock_guard sending(write_mutex_);  // nobody sends from there any more
-  stop_ahead();
-  return false;
+  if (waits) good = wait_for_acknowledgement(upto, true);
+  if (!good) {
+    const std::lock_guard sending(write_mutex_);
+    stop_ahead();
+    return false;
+  }
+  Link ahead;
+  {
+    std::lock_guard lock(mutex_);
+    ahead = ahead_;
+  }
+  if (ahead) ahead->subflows.finish();
+  return true;
 }
 
 // Reads, where nobody else does. `settled`: until nothing is lent any more that was by then.
@@ -429,7 +442,8 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (over_ || epoch <= epoch_ || received_.load(std::memory_order_acquire) != said.received ||
         !kept_.acknowledge(hello.received))
       return false;
-    stop_ahead();
+    if (ahead_) ahead_->subflows.abandon();  // of one in between
+    ahead_.reset();
     epoch_ = epoch;
     wanted_ = Wanted::kNot;
     link_ = link;

@@ -147,8 +147,10 @@ class ResumableStream : public Stream {
   bool has_expired(int64_t now) const;  // mutex_ held
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
-  bool send_parts(const Link& link, iovec* parts, int count, size_t bytes, bool lent);
-  bool send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent);
+  bool send_parts(const Link& link, iovec* parts, int count, size_t bytes, bool lent,
+                  const std::shared_ptr<const void>& held);
+  bool send_bulk(const Link& link, const iovec& part, uint32_t subflows, bool lent,
+                 const std::shared_ptr<const void>& held);
   void stop_ahead();
   bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags,
                    bool kept = false);
@@ -180,13 +182,13 @@ class ResumableStream : public Stream {
   uint32_t said_ = 0;     // the CUresult that the session was ended with, and why
   std::string why_;
   KeptBytes kept_;  // sent and not acknowledged
+  Link ahead_;      // over whose subflows something lent may still be on its way
   enum class Wanted : uint8_t { kNot, kSaid, kTaken };
   std::atomic<Wanted> wanted_{Wanted::kNot};  // for subflows of this connection
   std::atomic<uint32_t> round_trip_us_{0};
   std::atomic<int> wake_{-1};  // an eventfd for whoever waits for a break and looks at the socket
 
   std::mutex write_mutex_;  // the order of what is sent
-  Link ahead_;  // over whose subflows something lent may still be on its way; by write_mutex_
   std::atomic<bool> owes_acknowledgement_{false};
   size_t unheard_ = 0;             // bytes sent since somebody looked what was acknowledged
   std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received

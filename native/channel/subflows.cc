@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
+#include <utility>
 
 #include "channel/futex.h"
 
@@ -36,9 +38,10 @@ uint32_t await_change(std::atomic<uint32_t>& word, uint32_t from) {
   }
 }
 
+// Whoever sends may wait for a hand, and who settles what was sent.
 void one_more(std::atomic<uint32_t>& word) {
   word.fetch_add(1, std::memory_order_release);
-  futex_wake(word);
+  futex_wake(word, INT_MAX);
 }
 
 }  // namespace
@@ -88,13 +91,18 @@ bool Subflows::send(const std::byte* data, size_t bytes, uint32_t subflows) {
   return carry(const_cast<std::byte*>(data), bytes, subflows, Carries::kSends);
 }
 
-bool Subflows::send_ahead(const std::byte* data, size_t bytes, uint32_t subflows) {
-  return carry(const_cast<std::byte*>(data), bytes, subflows, Carries::kSendsAhead);
+bool Subflows::send_ahead(const std::byte* data, size_t bytes, uint32_t subflows,
+                          const std::shared_ptr<const void>& held) {
+  return carry(const_cast<std::byte*>(data), bytes, subflows, Carries::kSendsAhead, held);
+}
+
+void Subflows::finish() {
+  for (Subflow& subflow : subflows_) await(subflow.sends, subflow.sends.posted);
 }
 
 void Subflows::abandon() {
   cut();
-  for (Subflow& subflow : subflows_) await(subflow.sends, 0);
+  finish();
 }
 
 bool Subflows::receive(std::byte* to, size_t bytes, uint32_t subflows) {
@@ -108,12 +116,13 @@ bool Subflows::receive(std::byte* to, size_t bytes, uint32_t subflows) {
 }
 
 // The first slice is this thread's, and those of subflows for which there is no thread to be had.
-bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what) {
+bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what,
+                     const std::shared_ptr<const void>& held) {
   const bool sends = what != Carries::kReceives;
   const size_t each = slice_of(bytes, subflows);
   const auto slice = [&](uint32_t i) {
     const size_t from = std::min(bytes, i * each);
-    return Slice{at + from, std::min(bytes, from + each) - from};
+    return Slice{at + from, std::min(bytes, from + each) - from, held};
   };
   bool posted[kMost] = {};
   for (uint32_t i = 1; i < subflows; ++i) {
@@ -125,15 +134,19 @@ bool Subflows::carry(std::byte* at, size_t bytes, uint32_t subflows, Carries wha
             "sluice-subflow", [this, &subflow, sends] { work(subflow, sends); }, Signals::kBlocked);
     if (posted[i]) post(hand, slice(i));
   }
-  for (uint32_t i = 0; i < subflows; ++i)
-    if (!posted[i]) carry_slice(subflows_[i], slice(i), sends);
-  for (uint32_t i = 1; i < subflows; ++i)
-    if (what != Carries::kSendsAhead) await(sends ? subflows_[i].sends : subflows_[i].receives, 0);
+  for (uint32_t i = 0; i < subflows; ++i) {
+    Slice own = slice(i);
+    if (!posted[i]) carry_slice(subflows_[i], own, sends);
+  }
+  for (uint32_t i = 1; i < subflows && what != Carries::kSendsAhead; ++i) {
+    Hand& hand = sends ? subflows_[i].sends : subflows_[i].receives;
+    await(hand, hand.posted);
+  }
   return !lost();
 }
 
 // One that fails cuts all of them, and is known by that.
-void Subflows::carry_slice(Subflow& subflow, Slice slice, bool sends) {
+void Subflows::carry_slice(Subflow& subflow, Slice& slice, bool sends) {
   bool good = !lost();
   if (sends) {
     iovec part{slice.at, slice.bytes};
@@ -156,23 +169,23 @@ void Subflows::work(Subflow& subflow, bool sends) {
   for (uint32_t done = 0;; one_more(hand.done)) {
     if (hand.posted.load(std::memory_order_acquire) == done) await_change(hand.posted, done);
     if (over_.load(std::memory_order_relaxed)) return;
-    carry_slice(subflow, hand.slices[done++ % Hand::kAhead], sends);
+    Slice slice = std::move(hand.slices[done++ % Hand::kAhead]);
+    carry_slice(subflow, slice, sends);
   }
 }
 
 void Subflows::post(Hand& hand, Slice slice) {
-  await(hand, Hand::kAhead - 1);
-  hand.slices[hand.posted.load(std::memory_order_relaxed) % Hand::kAhead] = slice;
+  await(hand, hand.posted + 1 - Hand::kAhead);
+  hand.slices[hand.posted.load(std::memory_order_relaxed) % Hand::kAhead] = std::move(slice);
   one_more(hand.posted);
 }
 
-// Until it has no more than so many slices to carry.
-void Subflows::await(Hand& hand, uint32_t most_left) {
-  const uint32_t posted = hand.posted.load(std::memory_order_relaxed);
+// Until it has carried so many slices.
+void Subflows::await(Hand& hand, uint32_t done) {
   for (;;) {
-    const uint32_t done = hand.done.load(std::memory_order_acquire);
-    if (posted - done <= most_left) return;
-    await_change(hand.done, done);
+    const uint32_t is = hand.done.load(std::memory_order_acquire);
+    if (static_cast<int32_t>(is - done) >= 0) return;
+    await_change(hand.done, is);
   }
 }
 

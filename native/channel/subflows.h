@@ -37,9 +37,10 @@ class Subflows {
   // All of it over the first so many subflows. One thread sends at a time, and one receives. False:
   // a subflow is lost, and all are cut.
   bool send(const std::byte* data, size_t bytes, uint32_t subflows);
-  // The same, but only some of it has been sent when it comes back: the rest is read until the
-  // other side has all of it, or until abandon(). What is lost then shows in the next.
-  bool send_ahead(const std::byte* data, size_t bytes, uint32_t subflows);
+  // The same, but only some of it has been sent when it comes back: the rest is read until finish()
+  // or abandon() comes back, or is kept by `held`. What is lost then shows in the next.
+  bool send_ahead(const std::byte* data, size_t bytes, uint32_t subflows,
+                  const std::shared_ptr<const void>& held);
   // Waits some seconds for subflows that the other side has already and this one has not.
   bool receive(std::byte* to, size_t bytes, uint32_t subflows);
   // Grows as something is received.
@@ -47,13 +48,16 @@ class Subflows {
   // Whoever sends or receives comes back with false, now and ever after.
   void cut();
   bool lost() const { return cut_.load(std::memory_order_relaxed); }
-  // Cuts; what was sent ahead is not read any more when it comes back. Nobody sends meanwhile.
+  // What was sent ahead before is not read any more when it comes back.
+  void finish();
+  // The same, of what is cut by it.
   void abandon();
 
  private:
   struct Slice {
-    std::byte* at;
-    size_t bytes;
+    std::byte* at = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<const void> held;  // until it has been carried
   };
   // Of one subflow, in one direction: a thread with what it has to carry. Connections are not
   // equally fast at every moment: with some slices ahead no piece waits for the slowest of the one
@@ -71,11 +75,12 @@ class Subflows {
   };
 
   enum class Carries : uint8_t { kSends, kSendsAhead, kReceives };
-  bool carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what);
-  void carry_slice(Subflow& subflow, Slice slice, bool sends);
+  bool carry(std::byte* at, size_t bytes, uint32_t subflows, Carries what,
+             const std::shared_ptr<const void>& held = {});
+  void carry_slice(Subflow& subflow, Slice& slice, bool sends);
   void work(Subflow& subflow, bool sends);
   static void post(Hand& hand, Slice slice);
-  static void await(Hand& hand, uint32_t most_left);
+  static void await(Hand& hand, uint32_t done);
 
   std::array<Subflow, kMost> subflows_;
   std::atomic<uint32_t> count_{0};  // in a row from the first

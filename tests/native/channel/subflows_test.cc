@@ -96,7 +96,7 @@ TEST(Subflows, SendAheadWithoutWaitingForOneThatIsSlow) {
     }
   });
   for (const auto* piece : {&first, &second, &third})
-    EXPECT_TRUE(p.here.send_ahead(piece->data(), piece->size(), 2));
+    EXPECT_TRUE(p.here.send_ahead(piece->data(), piece->size(), 2, {}));
   own.join();
   for (auto& into : got) {
     const size_t slice = ((into.size() + 1) / 2 + 4095) / 4096 * 4096, rest = into.size() - slice;
@@ -140,13 +140,13 @@ TEST(Subflows, WhatWasSentAheadIsNotReadAfterItWasAbandoned) {
     EXPECT_EQ(recv(t[1], &end, 1, 0), 0);
     reads.is_cut = true;
   });
-  EXPECT_TRUE(flows.send_ahead(sent.data(), sent.size(), 2));
+  EXPECT_TRUE(flows.send_ahead(sent.data(), sent.size(), 2, {}));
   while (reads.writing == 0) std::this_thread::yield();
   EXPECT_FALSE(flows.lost());
   flows.abandon();
   EXPECT_EQ(reads.writing, 0);
   EXPECT_TRUE(flows.lost());
-  EXPECT_FALSE(flows.send_ahead(sent.data(), sent.size(), 2));
+  EXPECT_FALSE(flows.send_ahead(sent.data(), sent.size(), 2, {}));
   cuts.join();
   close(s[1]);
   close(t[1]);
