@@ -111,9 +111,9 @@ bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t su
   return false;
 }
 
-// What was sent ahead is not read any more, of a connection that is cut; write_mutex_ held.
+// What was sent ahead is not read any more, of a connection that is cut; write_mutex_ and mutex_
+// held.
 void ResumableStream::stop_ahead() {
-  std::lock_guard lock(mutex_);
   if (ahead_) ahead_->subflows.abandon();
   ahead_.reset();
 }

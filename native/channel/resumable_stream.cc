@@ -332,7 +332,7 @@ bool ResumableStream::settle() {
   }
   if (waits) good = wait_for_acknowledgement(upto, true);
   if (!good) {
-    const std::lock_guard sending(write_mutex_);
+    const std::scoped_lock lock(write_mutex_, mutex_);
     stop_ahead();
     return false;
   }
@@ -428,7 +428,10 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
   {
     // Nobody is in the middle of sending or receiving over the one before.
     std::lock_guard sending(write_mutex_);
-    stop_ahead();
+    {
+      std::lock_guard lock(mutex_);
+      stop_ahead();
+    }
     std::lock_guard reads(read_mutex_);
     said.received = received_.load(std::memory_order_acquire);
   }
@@ -442,8 +445,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (over_ || epoch <= epoch_ || received_.load(std::memory_order_acquire) != said.received ||
         !kept_.acknowledge(hello.received))
       return false;
-    if (ahead_) ahead_->subflows.abandon();  // of one in between
-    ahead_.reset();
+    stop_ahead();  // of one in between
     epoch_ = epoch;
     wanted_ = Wanted::kNot;
     link_ = link;

@@ -87,11 +87,13 @@ TEST(Subflows, SendAheadWithoutWaitingForOneThatIsSlow) {
   std::vector<std::vector<std::byte>> got{std::vector<std::byte>(first.size()),
                                           std::vector<std::byte>(second.size()),
                                           std::vector<std::byte>(third.size())};
+  const auto first_half = [](const auto& piece) {
+    return ((piece.size() + 1) / 2 + 4095) / 4096 * 4096;
+  };
   // Of the sender's own subflow all is taken; of the other nothing, until all are sent.
   std::thread own([&] {
     for (auto& into : got) {
-      const size_t slice =
-          (into.size() + 1) / 2 / 4096 * 4096 + ((into.size() + 1) / 2 % 4096 != 0 ? 4096 : 0);
+      const size_t slice = first_half(into);
       EXPECT_EQ(recv(p.sockets[0], into.data(), slice, MSG_WAITALL), ssize_t(slice));
     }
   });
@@ -99,7 +101,7 @@ TEST(Subflows, SendAheadWithoutWaitingForOneThatIsSlow) {
     EXPECT_TRUE(p.here.send_ahead(piece->data(), piece->size(), 2, {}));
   own.join();
   for (auto& into : got) {
-    const size_t slice = ((into.size() + 1) / 2 + 4095) / 4096 * 4096, rest = into.size() - slice;
+    const size_t slice = first_half(into), rest = into.size() - slice;
     EXPECT_EQ(recv(p.sockets[1], into.data() + slice, rest, MSG_WAITALL), ssize_t(rest));
   }
   EXPECT_EQ(got[0], first);
