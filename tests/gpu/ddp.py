@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel over NCCL: two processes, a GPU each.
+"""DistributedDataParallel, or FSDP, over NCCL: two processes, a GPU each.
 
     python tests/gpu/ddp.py [--ranks 2] [--share]  # run_ddp.py does it natively and through Sluice
     sluice run --share --vgpu 2 --processes 2 python tests/gpu/ddp.py
@@ -7,11 +7,11 @@
 Each process is a session of its own when this runs under Sluice. With `--share`, or under `sluice
 run --share`, all are sessions of one job, whose vGPUs (SLUICE_VGPU, one for each rank unless set)
 and memory they share: static_server.py needs `--vgpus` and `--visible-devices` for as many. With
-`--one-each` a rank has one GPU and sees no other, as schedulers of clusters give them out. Prints
-a JSON object: the losses of some steps (the same natively and through Sluice), whether all ranks
-end with the same weights, the rate of an all-reduce and of training steps. In a job it also checks
-that every rank sees the same vGPUs and that a rank's allocation is taken from what the others have
-left.
+`--one-each` a rank has one GPU and sees no other, as schedulers of clusters give them out; with
+`--fsdp` the ranks have parts of the weights, not copies. Prints a JSON object: the losses of some
+steps (the same natively and through Sluice), whether all ranks end with the same weights, the rate
+of an all-reduce and of training steps. In a job it also checks that every rank sees the same vGPUs
+and that a rank's allocation is taken from what the others have left.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from typing import Any
 WINDOWS = 6  # of 100 steps, whose median rate counts: hosts of two ranks have slow seconds
 #: Set for the ranks of `--one-each`.
 ONE_EACH = "DDP_ONE_EACH"
+#: Set for the ranks of `--fsdp`.
+FSDP = "DDP_FSDP"
 
 
 def rank_main(rank: int, ranks: int, port: int) -> None:
@@ -64,7 +66,10 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
     model: Any = torch.nn.Sequential(
         torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)
     ).cuda()
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
+    if os.environ.get(FSDP):
+        model = sharded(model)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(rank + 1)
     x, y = torch.randn(256, 1024, device="cuda"), torch.randn(256, 1024, device="cuda")
@@ -94,7 +99,7 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
         dist.all_reduce(big)
     torch.cuda.synchronize()
     rate = 20 * big.numel() * 4 / (time.perf_counter() - begun) / 2**30
-    total = sum(p.double().sum() for p in model.parameters())
+    total = sum(whole(p).double().sum() for p in model.parameters())
     totals = [torch.zeros((), dtype=torch.float64, device="cuda") for _ in range(ranks)]
     dist.all_gather(totals, total)
     if rank == 0:
@@ -106,6 +111,20 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
         }
         print(json.dumps(said), flush=True)
     dist.destroy_process_group()
+
+
+def sharded(model: Any) -> Any:
+    """Each rank has its part of each layer's weights."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def whole(parameter: Any) -> Any:
+    """All of it, gathered from the ranks where they have parts."""
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
 def check_job(rank: int, ranks: int) -> None:
@@ -140,9 +159,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--share", action="store_true", help="all ranks are one job (under Sluice)")
     parser.add_argument("--one-each", action="store_true", help="a rank sees its own GPU alone")
+    parser.add_argument("--fsdp", action="store_true", help="weights are in parts")
     options = parser.parse_args()
     if options.one_each:
         os.environ[ONE_EACH] = "1"
+    if options.fsdp:
+        os.environ[FSDP] = "1"
     if options.share:
         os.environ.setdefault("SLUICE_JOB", secrets.token_hex(16))
         os.environ.setdefault("SLUICE_VGPU", str(options.ranks))

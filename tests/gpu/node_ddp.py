@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel over vGPUs of two nodes, beside native DDP over sockets.
+"""Training over vGPUs of two nodes, beside the same natively over sockets.
 
-    python3 tests/gpu/node_ddp.py [--rounds 3] [--job]
+    python3 tests/gpu/node_ddp.py [--rounds 3] [--job] [--kind ddp|fsdp|one-process]
 
 Two ranks, each a session with a whole GPU, which are of two servers of this host; natively on the
 same two GPUs. With `--job` both are of one job, as `sluice run --share` or torchrun has them: each
-sees both nodes' GPUs, and uses that of its rank. NCCL has neither peer access nor shared memory on
-either side, so all of it goes over sockets. Behind that, the test programs for devices of two nodes
-print what CUDA documents for such. Exit status 1 if losses, weights or programs differ;
-`cross_node_ddp` is in build/measurements/node_ddp.jsonl and decides nothing.
+sees both nodes' GPUs, and uses that of its rank. They have DistributedDataParallel, or FSDP; `one-
+process` has no ranks: one process has both nodes' GPUs (one_process.py). NCCL has neither peer
+access nor shared memory on either side, so all of it goes over sockets. Behind that, the test
+programs for devices of two nodes print what CUDA documents for such. Exit status 1 if losses,
+weights or programs differ; the figures are in build/measurements/node_ddp.jsonl and decide nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "dev"), str(ROOT / "tests" / "demo")]
 
 import programs as cuda  # noqa: E402
-from measurements import Run, write_measured  # noqa: E402
+from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import preload_of  # noqa: E402
 from run_ddp import Said, differences, once  # noqa: E402
 from run_workloads import torch_version  # noqa: E402
@@ -34,6 +35,8 @@ from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E
 PROGRAMS = ("two_nodes", "across_nodes")
 #: What tells these records from those of ranks that are sessions of their own.
 ONE_JOB = "both ranks are one job"
+KINDS = {"ddp": "cross_node_ddp", "fsdp": "cross_node_fsdp", "one-process": "cross_node_process"}
+WANTED = {"cross_node_ddp": 0.95}  # of native, at least
 #: Of both sides; NVLink multicast stays off.
 NCCL = {
     "NCCL_P2P_DISABLE": "1",
@@ -55,12 +58,30 @@ def run_programs(plane: ControlPlane) -> int:
     return wrong
 
 
+def figure(run: Run, name: str, unit: str, floors: list[float], found: list[float]) -> Measurement:
+    """The median of what was found beside that of what was native."""
+    floor = median(floors)
+    return run.record(
+        name,
+        median(found),
+        unit,
+        channel="tcp",
+        floor=floor,
+        floor_of="native over sockets",
+        values=found,
+        pairs=[b / a for a, b in zip(floors, found, strict=True)],
+        limit=WANTED[name] * floor if name in WANTED else None,
+    )
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--job", action="store_true", help="the ranks are one job over both nodes")
+    parser.add_argument("--kind", choices=list(KINDS), default="ddp")
     options = parser.parse_args()
+    process, kind_said = options.kind == "one-process", options.kind != "ddp"
     if len(gpus()) < GPUS:
         print("skipped: this machine shows no two NVIDIA GPUs")
         return 0
@@ -70,39 +91,37 @@ def main() -> int:
     with two_servers(gpu=True, environment=NCCL) as plane:
         # whole GPUs, of which a node has one: so the ranks are on two nodes
         told = {**across(plane, 20000), "SLUICE_RATIO": "100"}
-        if not options.job:
+        if not options.job and not process:
             told["SLUICE_VGPU"] = "1"
             del told["SLUICE_CROSS_NODE"]
         ours = {**native, **told, "LD_PRELOAD": preload_of(Path(told["LD_LIBRARY_PATH"]))}
         for _ in range(options.rounds):
-            floors.append(once(native, *([] if options.job else ["--one-each"])))
-            found.append(once(ours, "--share" if options.job else "--one-each"))
+            if process:
+                floors.append(once(native, program="one_process.py"))
+                found.append(once(ours, program="one_process.py"))
+                continue
+            kind = ["--fsdp"] if options.kind == "fsdp" else []
+            floors.append(once(native, *kind, *([] if options.job else ["--one-each"])))
+            found.append(once(ours, *kind, "--share" if options.job else "--one-each"))
         wrong = run_programs(plane)
     for name, runs in (("native", floors), ("Sluice", found)):
         rates = [round(said["steps_per_s"], 1) for said in runs]
         print(f"{name:6} losses {' '.join(runs[0]['losses'])}  steps/s {json.dumps(rates)}")
     said = differences(floors, found)
     print("\n".join(said) or "the losses are the same, and the ranks agree")
+    words = [*(["--job"] if options.job else []), *(["--kind", options.kind] if kind_said else [])]
+    setting = [*([ONE_JOB] if options.job else []), *([options.kind] if kind_said else [])]
     run = Run(
-        " ".join(["python3 tests/gpu/node_ddp.py", *(["--job"] if options.job else [])]),
+        " ".join(["python3 tests/gpu/node_ddp.py", *words]),
         rounds=options.rounds,
         gpu=True,
-        setting=ONE_JOB if options.job else None,
+        setting=", ".join(setting) or None,
         software=torch_version(),
     )
     kept = [
-        run.record(
-            name,
-            median(one[key] for one in found),
-            unit,
-            channel="tcp",
-            floor=median(one[key] for one in floors),
-            floor_of="native over sockets",
-            values=[one[key] for one in found],
-            pairs=[b[key] / a[key] for a, b in zip(floors, found, strict=True)],
-        )
+        figure(run, name, unit, [one[key] for one in floors], [one[key] for one in found])
         for name, key, unit in (
-            ("cross_node_ddp", "steps_per_s", "steps/s"),
+            (KINDS[options.kind], "steps_per_s", "steps/s"),
             ("cross_node_all_reduce_256_mib", "all_reduce_gib_s", "GiB/s"),
         )
     ]

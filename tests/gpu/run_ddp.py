@@ -37,10 +37,10 @@ FIGURES = {
 Said = dict[str, Any]
 
 
-def once(environment: dict[str, str], *arguments: str) -> Said:
-    """One run of ddp.py: what its first rank said."""
+def once(environment: dict[str, str], *arguments: str, program: str = "ddp.py") -> Said:
+    """One run of ddp.py, or of another: what its first rank said."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "ddp.py"), *arguments],
+        [sys.executable, str(HERE / program), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -49,7 +49,7 @@ def once(environment: dict[str, str], *arguments: str) -> Said:
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != 1:
-        raise SystemExit(f"ddp.py: exit status {done.returncode}\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{program}: exit status {done.returncode}\n{done.stderr[-3000:]}")
     said: Said = json.loads(lines[0])
     return said
 
