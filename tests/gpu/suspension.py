@@ -187,11 +187,14 @@ def main() -> int:
     swap_gib = max(1, min(options.swap_gib, available_gib() // 3 - 8))
     kept: list[Measurement] = []
     try:
-        with bench_of("suspension", 2 * max(gib, swap_gib) + 9) as bench:
-            with node_of(bench, gib, options.contexts) as node:
-                for channel in ("shm", "tcp"):
-                    kept += session(bench, node, channel, gib, options.rounds)
-                kept += training(bench, node)
+        with (
+            bench_of("suspension", 2 * gib + 9) as bench,
+            node_of(bench, gib, options.contexts) as node,
+        ):
+            for channel in ("shm", "tcp"):
+                kept += session(bench, node, channel, gib, options.rounds)
+            kept += training(bench, node)
+        with bench_of("rates", 2 * swap_gib + 9) as bench:  # programs need no copies beside it
             kept += rates(bench, swap_gib, options.rounds)
     except Failed as error:
         print(f"failed: {error}")
