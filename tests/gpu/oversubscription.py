@@ -221,10 +221,15 @@ class Notebook(threading.Thread):
             raise Failed(f"{wrong} words of a notebook's memory are wrong")
 
 
+def notebooks_of(card: float) -> int:
+    """As many as take NOTEBOOKS_PART of it."""
+    return int(card * NOTEBOOKS_PART / NOTEBOOK_GIB)
+
+
 def notebooks(bench: Bench, sessions: int, seconds: float) -> list[Measurement]:
     """Raises Failed where memory is wrong."""
     card = card_gib(bench)
-    count = sessions or int(card * NOTEBOOKS_PART / NOTEBOOK_GIB)
+    count = sessions or notebooks_of(card)
     node = server(bench, NOTEBOOK_GIB, swap_gib(card, count, NOTEBOOK_GIB), idle_seconds=1)
     try:
         environment = {**bench.natively, **node.environments["shm"]}
@@ -272,7 +277,11 @@ def main() -> int:
         folder.chmod(0o755)
         with Bench("oversubscription", folder) as bench:
             card = card_gib(bench)
-            gib = swap_gib(card, 2, int(card * PAIR_PART))
+            asked = {
+                "pair": (2, int(card * PAIR_PART)),
+                "notebooks": (options.sessions or notebooks_of(card), NOTEBOOK_GIB),
+            }
+            gib = max(swap_gib(card, *asked[part]) for part in options.parts)
             if available_gib() < gib + PROGRAMS_GIB:
                 wanted = gib + PROGRAMS_GIB
                 print(f"failed: host memory of {wanted} GiB is needed, {available_gib()} are free")
