@@ -10,6 +10,7 @@ of steps and of an all-reduce.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import statistics
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 DEVICES = [0, 1]
 WINDOWS, STEPS = 6, 20  # of steps, whose median rate counts
 ALL_REDUCES = 10
+PATIENCE_SECONDS = 75  # then it says where it stands, and ends
 
 
 def collectives() -> None:
@@ -50,6 +52,7 @@ def main() -> int:
     import torch
     from torch.cuda import nccl
 
+    faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
     collectives()
     torch.manual_seed(0)
     layers = [torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)]
