@@ -8,7 +8,8 @@ than [suspend] swap_mib says, workers of an earlier server included, and that wh
 there: pages are taken before anything is moved. As that takes time, `ready_mib` of them are taken
 ahead of it, in pieces, and made up for when they were handed out: by the GPUs' driver where it can,
 as workers are faster with that, else as shared memory. What is not ready is shared memory, by
-several threads at once (host_memory).
+several threads at once (host_memory). Where moves come so fast that some find nothing ready, shared
+memory is made ready at once, beside them, and the driver's takes its place when it is calm again.
 
 A session that came back may keep its memory, mapped, for the next time (sessions.kept_memory). That
 counts, too, beside what is ready, and is given up where somebody else needs the room.
@@ -35,6 +36,9 @@ MOST_MAKERS = 8
 #: The driver is asked for one piece at a time, and not while memory or contexts move or just after,
 #: as its calls wait for one another.
 CALM_SECONDS = 2.0
+#: So long after a move that found too little ready they are taken for many.
+HASTE_SECONDS = 10.0
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class SwapMemory:
         self._wanted.set()
         self._moving = 0  # moves that are under way
         self._calm_at = 0.0  # when the last one is long over
+        self._waiting = 0  # of them, for memory that was not ready
+        self._haste_until = 0.0
+        self._driver_is_short = False  # it gave none since the last move
         self._makers = max(1, min(MOST_MAKERS, (os.cpu_count() or 1) // 2))
 
     @property
@@ -229,12 +236,18 @@ class SwapMemory:
             mib -= PIECE_MIB
         self._make_room()  # what is ready may be nothing for this worker
         whole, rest = divmod(mib, PIECE_MIB)
+        self._waiting += 1
         try:
             found += await self._make([PIECE_MIB] * whole + [rest] * bool(rest))
         except BaseException:
             for piece in found:
                 piece.close()
             raise
+        finally:
+            self._waiting -= 1
+            if whole:
+                self._haste_until = time.monotonic() + HASTE_SECONDS
+                self._wanted.set()
         return found
 
     async def _make(self, sizes: list[int]) -> list[HostPiece]:
@@ -267,6 +280,7 @@ class SwapMemory:
         finally:
             self._moving -= 1
             self._calm_at = time.monotonic() + CALM_SECONDS
+            self._driver_is_short = False
             self._wanted.set()
             self.on_moved()
 
@@ -276,7 +290,7 @@ class SwapMemory:
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                while not self._moving and (count := self._may_make()):
+                while self._is_time() and ((count := self._may_make()) or self._may_exchange()):
                     began = time.monotonic()
                     made = await self._make_ready(count)
                     for piece in made:
@@ -292,20 +306,40 @@ class SwapMemory:
             if self._driver_memory:
                 await asyncio.to_thread(self._driver_memory.let_go)
 
+    def _is_hasty(self) -> bool:
+        return time.monotonic() < self._haste_until
+
+    def _is_time(self) -> bool:
+        """For making some ready: who moves is not to wait for that, but waits longer for none."""
+        return not self._moving or (self._is_hasty() and not self._waiting)
+
+    def _may_exchange(self) -> bool:
+        """Whether a piece that is ready is to be the driver's instead."""
+        if self._moving or self._driver_is_short or not self._driver_memory:
+            return False
+        return self.may_open_gpus() and not all(piece.of_driver for piece in self._ready)
+
     async def _make_ready(self, count: int) -> list[HostPiece]:
-        """Some pieces of those that are to be ready; none: it is no time. Raises NoSwapMemory."""
+        """So many more at most; 0: one for another. None: it is no time. Raises NoSwapMemory."""
         if self._driver_memory and self.may_open_gpus():
-            if (wait := self._calm_at - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
+            wait = self._calm_at - time.monotonic()
+            if self._moving or wait > 0:
+                if count and self._is_hasty():
+                    return await self._make([PIECE_MIB] * min(self._makers, count))
+                await asyncio.sleep(min(max(0.0, wait), LOOK_SECONDS))
                 return []
+            if not count:
+                shared = next(piece for piece in self._ready if not piece.of_driver)
+                self._ready.remove(shared)
+                shared.close()
             try:
                 return await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
             except Unavailable as none:
                 log.info("[suspend] ready_mib are shared memory: %s", none)
                 self._driver_memory = None
             except NoSwapMemory:
-                pass  # there may be huge pages, which are of nobody else's use
-        return await self._make([PIECE_MIB] * min(self._makers, count))
+                self._driver_is_short = True  # there may be huge pages, which nobody else uses
+        return await self._make([PIECE_MIB] * min(self._makers, max(1, count)))
 
     def _may_have(self, piece: HostPiece) -> bool:
         """What the driver made while a GPU was let go is not kept."""

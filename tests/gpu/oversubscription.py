@@ -7,7 +7,8 @@ Starts a server of its own, with host memory that is ready, whose grants promise
 once. First two PyTorch trainings, each with 0.64 of the card's memory, alone, both at once, and one
 alone again: `oversubscribed_pair` is the slower one's speed, over whole turns, as a part of the
 mean speed alone, and their losses have to be the same. Then notebooks: sessions of 8 GiB, as many
-as take 1.36 times the card, each at work for 5 % of the time at random; `notebooks_p50_s` and
+as take 1.36 times the card, each at work for 5 % of the time at random, on a node that has host
+memory for each of them to keep its own, as far as the host has it; `notebooks_p50_s` and
 `notebooks_p99_s` are seconds from an idle session's question to its answer, and all words of its
 memory have to be right. Figures go to build/measurements/oversubscription.jsonl. Exit status 1
 where something is wrong; the figures decide nothing. Without a GPU it says that it was skipped.
@@ -27,6 +28,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
@@ -55,21 +57,32 @@ def card_gib(bench: Bench) -> float:
     return bench.card.free_mib() / GIB
 
 
-def swap_gib(card: float, sessions: int, gib_each: int) -> int:
-    """Host memory: what is promised beyond the card, the largest again for an exchange, the pool's.
+class HostMemory(NamedTuple):
+    """GiB of the host for one part."""
+
+    swap: int
+    ready: int  # of these, taken ahead of time
+    least: int  # of these, without which the part does not run
+
+
+def host_memory(card: float, sessions: int, gib_each: int, all_keep: bool) -> HostMemory:
+    """What is promised beyond the card, and the largest again for an exchange, at least.
 
     As placement asks of a node (docs/oversubscription.md, "What is promised"), with 4 GiB for
-    what is moved in whole pieces.
+    what is moved in whole pieces. `all_keep`: as far as the host has it, enough for every session
+    to keep its own, and for two exchanges ready beside that; else a quarter is ready.
     """
-    return math.ceil(sessions * gib_each - card) + gib_each + 4
+    least = math.ceil(sessions * gib_each - card) + gib_each + 4
+    if not all_keep:
+        return HostMemory(least, least // 4, least)
+    wanted = sessions * gib_each + 2 * gib_each
+    swap = max(least, min(wanted, available_gib() - PROGRAMS_GIB))
+    return HostMemory(swap, 2 * gib_each, least)
 
 
-def server(bench: Bench, gib_each: int, swap_gib: int, idle_seconds: float) -> Server:
-    """Whose every grant promises so much of the card.
-
-    A quarter of its host memory is ready, so that there is room for what sessions keep beside that.
-    """
-    options = ["--swap-mib", str(swap_gib * GIB), "--ready-mib", str(swap_gib * GIB // 4)]
+def server(bench: Bench, gib_each: int, host: HostMemory, idle_seconds: float) -> Server:
+    """Whose every grant promises so much of the card."""
+    options = ["--swap-mib", str(host.swap * GIB), "--ready-mib", str(host.ready * GIB)]
     options += ["--idle-seconds", str(idle_seconds)]
     folder = Path(tempfile.mkdtemp(prefix="server-", dir=bench.folder))
     folder.chmod(0o755)
@@ -135,14 +148,14 @@ def trained(trainers: list[Trainer], seconds: float) -> list[float]:
     return [speed for [speed] in speeds]
 
 
-def pair(bench: Bench, seconds: float) -> list[Measurement]:
+def pair(bench: Bench, host: HostMemory, seconds: float) -> list[Measurement]:
     """Two trainings that do not fit together; raises Failed where losses are others."""
     if importlib.util.find_spec("torch") is None:
         print("pair: not tried, there is no PyTorch")
         return []
     card = card_gib(bench)
     gib = int(card * PAIR_PART)
-    node = server(bench, gib, swap_gib(card, 2, gib), idle_seconds=10)
+    node = server(bench, gib, host, idle_seconds=10)
     try:
         environment = {**bench.natively, **node.environments["shm"], "LD_PRELOAD": node.preload}
         ballast = gib - 4  # its context, model and caches take the rest
@@ -226,11 +239,9 @@ def notebooks_of(card: float) -> int:
     return int(card * NOTEBOOKS_PART / NOTEBOOK_GIB)
 
 
-def notebooks(bench: Bench, sessions: int, seconds: float) -> list[Measurement]:
+def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> list[Measurement]:
     """Raises Failed where memory is wrong."""
-    card = card_gib(bench)
-    count = sessions or notebooks_of(card)
-    node = server(bench, NOTEBOOK_GIB, swap_gib(card, count, NOTEBOOK_GIB), idle_seconds=1)
+    node = server(bench, NOTEBOOK_GIB, host, idle_seconds=1)
     try:
         environment = {**bench.natively, **node.environments["shm"]}
         threads = []
@@ -253,8 +264,17 @@ def notebooks(bench: Bench, sessions: int, seconds: float) -> list[Measurement]:
     if len(waits) < 100:
         raise Failed(f"{len(waits)} answers are too few for a 99th percentile: more --seconds")
     p50, p99 = statistics.median(waits), statistics.quantiles(waits, n=100)[98]
-    print(f"notebooks: {count}; {len(waits)} answers, p50 {p50:.3f} s, p99 {p99:.3f} s", flush=True)
-    run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=len(waits))
+    print(
+        f"notebooks: {count}, {host.swap} GiB of host memory; {len(waits)} answers, p50 {p50:.3f} "
+        f"s, p99 {p99:.3f} s",
+        flush=True,
+    )
+    run_of = Run(
+        "python3 tests/gpu/oversubscription.py",
+        gpu=True,
+        rounds=len(waits),
+        setting=f"{count} of them, {host.swap} GiB of host memory",
+    )
     return [
         run_of.record("notebooks_p50_s", p50, "s", limit=P50_LIMIT_S),
         run_of.record("notebooks_p99_s", p99, "s", limit=P99_LIMIT_S),
@@ -277,22 +297,24 @@ def main() -> int:
         folder.chmod(0o755)
         with Bench("oversubscription", folder) as bench:
             card = card_gib(bench)
-            asked = {
-                "pair": (2, int(card * PAIR_PART)),
-                "notebooks": (options.sessions or notebooks_of(card), NOTEBOOK_GIB),
+            count = options.sessions or notebooks_of(card)
+            hosts = {
+                "pair": host_memory(card, 2, int(card * PAIR_PART), all_keep=False),
+                "notebooks": host_memory(card, count, NOTEBOOK_GIB, all_keep=True),
             }
-            gib = max(swap_gib(card, *asked[part]) for part in options.parts)
-            if available_gib() < gib + PROGRAMS_GIB:
-                wanted = gib + PROGRAMS_GIB
-                print(f"failed: host memory of {wanted} GiB is needed, {available_gib()} are free")
+            asked = [hosts[part] for part in options.parts]
+            least = PROGRAMS_GIB + max(host.least for host in asked)
+            if available_gib() < least:
+                print(f"failed: host memory of {least} GiB is needed, {available_gib()} are free")
                 return 1
-            with huge_pages(gib) as said:
+            # what is ready is the driver's, which needs no huge pages
+            with huge_pages(max(host.swap - host.ready for host in asked)) as said:
                 print(f"host memory: {said}")
                 try:
                     if "pair" in options.parts:
-                        kept += pair(bench, options.seconds)
+                        kept += pair(bench, hosts["pair"], options.seconds)
                     if "notebooks" in options.parts:
-                        kept += notebooks(bench, options.sessions, options.seconds)
+                        kept += notebooks(bench, hosts["notebooks"], count, options.seconds)
                 except Failed as error:
                     print(f"failed: {error}")
                     return 1

@@ -13,6 +13,7 @@ import pytest
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.host_memory.driver_memory import DriverMemory
 from sluice.server.host_memory.pieces import MIB, HostPiece, NoSwapMemory, make_shared
+from sluice.server.sessions import swap_memory
 from sluice.server.sessions.swap_memory import PIECE_MIB, Booking, SwapMemory
 
 LONG_SECONDS = 60.0
@@ -160,6 +161,37 @@ async def test_nobody_has_a_gpu_open_for_it_that_is_let_go() -> None:
         pieces = await swap.pieces(2 * PIECE_MIB, of_driver=True)
         assert [piece.of_driver for piece in pieces] == [True, True]
         close(pieces)
+
+
+async def test_where_moves_find_nothing_ready_it_is_made_beside_them_until_it_is_calm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(swap_memory, "CALM_SECONDS", LONG_SECONDS)
+    memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
+    swap = SwapMemory(16 * PIECE_MIB, 2 * PIECE_MIB, memory)
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        with swap.moving():
+            close(await swap.pieces(2 * PIECE_MIB, of_driver=True))
+        await asyncio.sleep(0.1)
+        assert swap.ready_mib == 0, "nobody has missed any, and the driver is left alone"
+        with swap.moving():
+            pieces = await swap.pieces(2 * PIECE_MIB, of_driver=True)
+            assert not any(piece.of_driver for piece in pieces)
+            close(pieces)
+            await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+            ready = await swap.pieces(2 * PIECE_MIB, of_driver=True)
+        assert not any(piece.of_driver for piece in ready)
+        close(ready)
+        await until(lambda: swap.ready_mib == 2 * PIECE_MIB)
+        monkeypatch.setattr(swap_memory, "CALM_SECONDS", 0.0)
+        with swap.moving():
+            pass
+
+        def all_of_the_drivers() -> bool:
+            return [piece.of_driver for piece in swap._ready] == [True, True]
+
+        await until(all_of_the_drivers)
 
 
 async def test_where_the_driver_makes_none_it_is_shared_memory() -> None:
