@@ -426,3 +426,19 @@ def test_what_draws_on_a_reservation_gives_way_to_nobody_of_the_pool() -> None:
     bench.ask(request_id="urgent", memory_mib=6000, compute_percent=60, **URGENT)
     assert grant.suspension is SuspensionState.NONE
     assert not grant.ordered_end
+
+
+def test_one_that_only_its_projects_quota_keeps_waiting_says_so_and_keeps_nobody_waiting() -> None:
+    bench = make_bench()
+    join(bench)
+    bench.pool.limits.set_quota(Quota("small", memory_mib=4000))
+    grant = running(bench, memory_mib=3000, project="small")
+    suspended(bench, grant, staying=100)
+    other = running(bench, memory_mib=3000, project="small")
+    assert bench.pool.lifecycle.resume(grant.id).suspends == []
+    why = "it waits: project small has a quota memory_mib of 4000, and holds others"
+    assert grant.suspension_note == why
+    assert isinstance(bench.ask(memory_mib=1000, wait_seconds=0), Granted), "of another project"
+    assert bench.pool.lifecycle.session_ended("", other.id, GONE).suspends
+    bench.pool.lifecycle.suspension("a", runs(grant))
+    assert (grant.suspension, grant.suspension_note) == (SuspensionState.NONE, "")

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants.coming_back import note_of, over_quota, why_waiting
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
@@ -38,7 +39,6 @@ from sluice.controller.pool.model import (
     Vgpu,
     as_it_is,
 )
-from sluice.controller.pool.projects.quotas import Held
 from sluice.resources.ends import End, EndCause
 from sluice.resources.suspended_contexts import ContextPlace
 
@@ -269,22 +269,26 @@ class Suspending:
             found.append((order, grant))
         return sorted(found, key=lambda each: (each[0], each[1].id))
 
-    def attempt(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> bool:
-        """Has it resumed, if there is room that nobody before it waits for."""
-        sized = self._sized(grant)
-        reserved = bool(grant.reservation)  # then nobody waits for its room, and no quota counts it
-        over = not reserved and self._ledger.quotas.exceeded(
-            grant.project, Held.of(sized), Held.of(grant.vgpus)
-        )
+    def attempt(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> list[GpuKey]:
+        """Has it resumed, if there is room that nobody before it waits for.
+
+        Returns what it holds against those behind it: nothing where a reservation has its room, or
+        its project's quota alone keeps it.
+        """
+        sized, reserved = self._sized(grant), bool(grant.reservation)
+        over = over_quota(self._ledger.quotas, grant, sized)
         node = self._fleet.nodes.get(grant.node)
-        if over or node is None or node.state is not NodeState.UP:
-            return False
-        for vgpus in self._ways_back(grant, sized):
+        is_up = node is not None and node.state is NodeState.UP
+        for vgpus in self._ways_back(grant, sized) if is_up and not over else ():
             keys = {GpuKey(vgpu.node or grant.node, vgpu.gpu_uuid) for vgpu in vgpus}
             if reserved or not keys & held:
                 self._resume(grant, vgpus, decisions)
-                return True
-        return False
+                return []
+        note = note_of(grant, why_waiting(grant, over, self._fleet))
+        if note != grant.suspension_note:
+            grant.suspension_note = note
+            self._changed(grant)
+        return [] if reserved or over else [key for key, _ in grant.placed()]
 
     def _ways_back(self, grant: Grant, sized: tuple[Vgpu, ...]) -> Iterator[tuple[Vgpu, ...]]:
         """Its vGPUs where there is room for it, best first: as it is wanted, where it is, beside.

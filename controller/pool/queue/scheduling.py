@@ -137,12 +137,8 @@ class Scheduler:
         return bool((request.job and self._jobs.grant_of(request)) or reservations.of(request))
 
     def _resume(self, grant: Grant, held: set[GpuKey], decisions: Decisions) -> None:
-        """A suspended grant in its turn: it comes back, or holds its GPUs against those behind.
-
-        One that draws on a reservation holds nothing: those behind cannot have its room.
-        """
-        if not self._suspending.attempt(grant, held, decisions) and not grant.reservation:
-            held.update(key for key, _ in grant.placed())
+        """A suspended grant in its turn: it comes back, or holds its GPUs against those behind."""
+        held.update(self._suspending.attempt(grant, held, decisions))
 
     def _answer(
         self, request: GrantRequest, answer: Granted | Refused | None, decisions: Decisions
