@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a session stands on its way out and back, by its worker's own word.
 
-Remembered by sessions.suspending, which orders the steps; a worker that was taken over may say
-anything, so nobody else is given what it says without a bound.
+Remembered by sessions.suspending, which orders the steps. A worker that was taken over may say
+anything, so no size is more than its vGPUs have: else it could have the host's memory counted as
+used, and those who wait for its steps wait by what it says that there is to move.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice.resources.suspended_contexts import Stays, read_why
@@ -20,6 +22,9 @@ UNDER_WAY = ("stopping", "moving-out", "moving-in")
 #: For moving; slow hosts swap, or copy without pinned memory.
 MOVE_SECONDS, MOVE_SECONDS_PER_GIB = 30.0, 10.0
 MIB_PER_GIB = 1024
+#: What is said of each vGPU, and how many times its memory that may be: code is charged besides.
+OF_VGPUS = (("staying", 2), ("movable", 1), ("out", 1), ("missing", 1), ("exported", 1))
+MOST_KEPT = 2  # what it had, and what it was given for this move
 #: Of what is logged of one order.
 MOST_STEPS, MOST_STEP_TEXT = 16, 300
 
@@ -47,21 +52,25 @@ class Standing:
     owed: int = 0  # answers to orders that it has not given yet
     waiter: asyncio.Future[Message] | None = field(default=None, repr=False)
 
-    def take(self, message: Message, vgpus: int) -> None:
-        """What the worker says."""
+    def take(self, message: Message, vgpus_mib: Sequence[int]) -> None:
+        """What the worker says; `vgpus_mib`: the memory of its session's vGPUs."""
+        most = sum(vgpus_mib)
         self.state = message.get("suspension", RUNNING)
-        self.movable_mib = message.number("movable_mib")
-        self.planned_mib = message.number("planned_mib")
+        self.staying_mib, self.movable, self.out, self.missing, self.exported = (
+            tuple(
+                min(message.number(f"vgpu.{place}.{name}_mib"), times * mib)
+                for place, mib in enumerate(vgpus_mib)
+            )
+            for name, times in OF_VGPUS
+        )
+        self.movable_mib = min(message.number("movable_mib"), most)
+        self.planned_mib = min(message.number("planned_mib"), most - sum(self.out))
         new_mib = message.number("new_mib") if "new_mib" in message.fields else self.planned_mib
         self.new_mib = min(new_mib, self.planned_mib)
-        self.kept_mib = message.number("kept_mib")
+        self.kept_mib = min(message.number("kept_mib"), MOST_KEPT * most)
         self.plans = "planned_mib" in message.fields
         self.takes_driver_memory = message.get("takes_driver_memory") == "1"
         self.moved_by = message.get("moved_by")
-        self.staying_mib, self.movable, self.out, self.missing, self.exported = (
-            tuple(message.number(f"vgpu.{place}.{name}_mib") for place in range(vgpus))
-            for name in ("staying", "movable", "out", "missing", "exported")
-        )
         self.tie = read_why(message.get("context_tie"))
         self.tells_ties = "vgpu.0.exported_mib" in message.fields
 

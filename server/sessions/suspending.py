@@ -85,7 +85,7 @@ class Suspensions:
         standing = self._standing[session.id] = Standing()
         self._grant_ids[session.id] = session.grant_id
         if status:
-            standing.take(status, len(session.places))
+            standing.take(status, _memory_of(session))
             standing.owed = int(standing.state in UNDER_WAY)
             if standing.state in (OUT, *UNDER_WAY):
                 self.swap.adopt(session.id, standing.host_mib)
@@ -461,7 +461,7 @@ class Suspensions:
             PEERS.warning("worker: suspension", session.id, text, session.id)
             return
         standing.owed -= 1
-        standing.take(message, len(session.places))
+        standing.take(message, _memory_of(session))
         if standing.waiter and not standing.waiter.done():
             standing.waiter.set_result(message)
             return
@@ -485,3 +485,7 @@ class Suspensions:
 
 async def _hold_nothing(grant_id: str, seconds: float, lasts_seconds: float) -> bool:
     return False
+
+
+def _memory_of(session: Session) -> list[int]:
+    return [session.vgpus[place].memory_mib for place in session.places]

@@ -177,10 +177,11 @@ class SwapMemory:
         self._taken[session_id] = mib
 
     def settle(self, session_id: str, mib: int, kept_mib: int) -> None:
-        """A move is over: a session uses so much, and says that it keeps so much beyond that.
+        """A move is over: a session says that it uses so much, and keeps so much beyond that.
 
         It cannot have more than is booked for it. What it keeps it has kept since now.
         """
+        mib = min(mib, self.has(session_id))
         kept_mib = max(0, min(kept_mib, self.has(session_id) - mib))
         self.give(session_id)
         if mib:

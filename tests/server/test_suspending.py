@@ -100,6 +100,32 @@ async def test_a_worker_that_wants_more_than_there_is_gets_nothing_and_goes_on()
     assert bench.swap.used_mib == 0
 
 
+LIE = str((1 << 63) - 1)
+SAYS_HUGE = {
+    **dict.fromkeys(("movable_mib", "planned_mib", "new_mib", "kept_mib"), LIE),
+    **{f"vgpu.0.{name}_mib": LIE for name in ("staying", "movable", "out", "missing", "exported")},
+}
+
+
+async def test_no_size_that_a_worker_says_is_more_than_its_vgpus_have() -> None:
+    """Nor is it waited for by that, and the host's memory is others'."""
+    bench = Bench(FakeWorker(), swap_mib=2 * VGPU_MIB)
+    bench.follow(Message("status", {**SAYS_HUGE, "suspension": "out"}))
+    assert bench.swap.used_mib == VGPU_MIB
+    [standing] = bench.suspensions._standing.values()
+    assert (standing.movable_mib, standing.out, standing.missing) == (100, (100,), (100,))
+    assert standing.staying_mib == (2 * VGPU_MIB,), "code is charged besides"
+
+
+async def test_who_says_that_more_is_out_than_it_was_given_has_no_more_booked() -> None:
+    plan = {**stopped(10), "planned_mib": "10"}
+    worker = FakeWorker(plan, plan, {**SAYS_HUGE, **RUNNING}, {**SAYS_HUGE, "suspension": "out"})
+    bench = Bench(worker).follow()
+    with pytest.raises(OrderRefused):
+        await bench.suspensions.suspend("g")
+    assert bench.swap.used_mib + bench.swap.kept_mib <= 10
+
+
 async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
     willing = FakeWorker(stopped(10), RUNNING)
     other = FakeWorker({**RUNNING, "message": "an endless kernel"})
