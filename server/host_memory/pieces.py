@@ -11,7 +11,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from sluice.server.host_memory.driver_process import LEFT_FREE_MIB, MEMORY, kib_of
+
 MIB = 1 << 20
+KIB_PER_MIB = 1024
+LEFT_OF_TOTAL = 16  # of a small host less stays free
 FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 HUGE_PAGE_MIB = 2
 
@@ -30,6 +34,21 @@ class HostPiece(NamedTuple):
     def close(self) -> None:
         """Nobody has it from here any more."""
         os.close(self.memory)
+
+
+def check_free(mib: int) -> None:
+    """Before so much is made: the kernel gives it, and ends somebody for it. Raises NoSwapMemory.
+
+    What is on huge pages was set aside before.
+    """
+    about = MEMORY.read_text()
+    total, free = (kib_of(about, name) // KIB_PER_MIB for name in ("MemTotal", "MemAvailable"))
+    left = min(LEFT_FREE_MIB, total // LEFT_OF_TOTAL)
+    if free < max(0, mib - _huge_pages_mib()) + left:
+        raise NoSwapMemory(
+            f"the host has {free} MiB of memory available, and {mib} would be taken beside the "
+            f"{left} that stay free: lower [suspend] swap_mib, or free some"
+        )
 
 
 def make_shared(mib: int) -> HostPiece:

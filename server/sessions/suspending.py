@@ -273,7 +273,7 @@ class Suspensions:
         swapped = grant_id in self.swapped
         try:
             await self._move_all_out(grant_id, sessions)
-        except OrderRefused:
+        except Exception:
             if not swapped:  # else it comes in when it is its turn, as before
                 with contextlib.suppress(OrderRefused):
                     await for_all(sessions, self._steps.wake)
@@ -370,7 +370,7 @@ class Suspensions:
                 await self._swap_out(session, left)
             if not any(self.memory.out_by_gpu(grant_id).values()):
                 raise OrderRefused(f"nothing of grant {grant_id} can be moved off its GPUs")
-        except OrderRefused:
+        except Exception:
             if fresh:  # what finds no room any more comes in when it is its turn
                 with contextlib.suppress(OrderRefused):
                     await self._come_back(grant_id, sessions)

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sluice.server.host_memory.driver_memory import DriverMemory, Unavailable
-from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, make_shared
+from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, check_free, make_shared
 
 log = logging.getLogger("sluice.server")
 
@@ -258,7 +258,12 @@ class SwapMemory:
         for begin in range(0, len(sizes), self._makers):
             some = sizes[begin : begin + self._makers]
             threads = (asyncio.to_thread(make_shared, mib) for mib in some)
-            for made in await asyncio.gather(*threads, return_exceptions=True):
+            try:
+                check_free(sum(some))
+                all_made = await asyncio.gather(*threads, return_exceptions=True)
+            except (NoSwapMemory, OSError) as none:
+                all_made = [none]
+            for made in all_made:
                 if isinstance(made, BaseException):
                     problems.append(made)
                 else:
@@ -266,7 +271,11 @@ class SwapMemory:
             if problems:
                 for piece in found:
                     piece.close()
-                raise problems[0]
+                if isinstance(problems[0], NoSwapMemory):
+                    raise problems[0]
+                # as where the server may have no more threads, or descriptors
+                text = f"the server cannot make host memory: {problems[0]}"
+                raise NoSwapMemory(text) from problems[0]
         return found
 
     @contextlib.contextmanager
@@ -291,21 +300,28 @@ class SwapMemory:
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                while self._is_time() and ((count := self._may_make()) or self._may_exchange()):
-                    began = time.monotonic()
-                    made = await self._make_ready(count)
-                    for piece in made:
-                        if self._may_make() and self._may_have(piece):
-                            self._ready.append(piece)
-                        else:  # it was taken meanwhile
-                            piece.close()
-                    if any(piece.of_driver for piece in made):
-                        # sessions' calls of the driver have as much of the time
-                        await asyncio.sleep(time.monotonic() - began)
+                await self._fill()
             except NoSwapMemory as none:
                 log.warning("[suspend] ready_mib: %s", none)
+            except Exception:
+                log.exception("[suspend] ready_mib: nothing more is made until the next move")
             if self._driver_memory:
-                await asyncio.to_thread(self._driver_memory.let_go)
+                with contextlib.suppress(RuntimeError):  # no thread for it: the next time
+                    await asyncio.to_thread(self._driver_memory.let_go)
+
+    async def _fill(self) -> None:
+        """Until all are there, or it is no time for it. Raises NoSwapMemory."""
+        while self._is_time() and ((count := self._may_make()) or self._may_exchange()):
+            began = time.monotonic()
+            made = await self._make_ready(count)
+            for piece in made:
+                if self._may_make() and self._may_have(piece):
+                    self._ready.append(piece)
+                else:  # it was taken meanwhile
+                    piece.close()
+            if any(piece.of_driver for piece in made):
+                # sessions' calls of the driver have as much of the time
+                await asyncio.sleep(time.monotonic() - began)
 
     def _is_hasty(self) -> bool:
         return time.monotonic() < self._haste_until

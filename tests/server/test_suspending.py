@@ -126,6 +126,22 @@ async def test_who_says_that_more_is_out_than_it_was_given_has_no_more_booked() 
     assert bench.swap.used_mib + bench.swap.kept_mib <= 10
 
 
+async def test_where_its_server_fails_in_the_middle_it_goes_on_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(mib: int, of_driver: bool = False) -> None:
+        raise OSError("too many open files")
+
+    worker = FakeWorker(stopped(10), RUNNING)
+    bench = Bench(worker).follow()
+    monkeypatch.setattr(bench.swap, "pieces", fails)
+    bench.suspensions.begin("g", suspend=True)
+    await asyncio.gather(*bench.suspensions._tasks)
+    assert worker.verbs == ["suspend", "wake"]
+    [report] = bench.reports
+    assert (report.state, report.error) == ("running", "its server failed: too many open files")
+
+
 async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
     willing = FakeWorker(stopped(10), RUNNING)
     other = FakeWorker({**RUNNING, "message": "an endless kernel"})

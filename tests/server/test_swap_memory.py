@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from sluice.config.native_files import SOFTGPU, find_native
+from sluice.server.host_memory import pieces
 from sluice.server.host_memory.driver_memory import DriverMemory
 from sluice.server.host_memory.pieces import MIB, HostPiece, NoSwapMemory, make_shared
 from sluice.server.sessions import swap_memory
@@ -192,6 +194,40 @@ async def test_where_moves_find_nothing_ready_it_is_made_beside_them_until_it_is
             return [piece.of_driver for piece in swap._ready] == [True, True]
 
         await until(all_of_the_drivers)
+
+
+async def test_more_than_the_host_has_is_refused_before_the_kernel_ends_somebody_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    about = tmp_path / "meminfo"
+    monkeypatch.setattr(pieces, "MEMORY", about)
+    monkeypatch.setattr(pieces, "FREE_HUGE_PAGES", tmp_path / "none")
+    swap = SwapMemory(1 << 40, ready_mib=1 << 40)
+    about.write_text(f"MemTotal: {16 << 20} kB\nMemAvailable: {1030 << 10} kB\n")
+    with pytest.raises(NoSwapMemory, match=r"1030 MiB of memory available, and 10 would .* 1024"):
+        await swap.pieces(10)
+    assert close(await swap.pieces(6)) == [6]
+    async with kept(swap):
+        await asyncio.sleep(0)
+        assert swap.ready_mib == 0
+
+
+async def test_a_server_without_threads_or_descriptors_says_so_and_fills_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(mib: int) -> HostPiece:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(swap_memory, "make_shared", fails)
+    swap = SwapMemory(PIECE_MIB, ready_mib=PIECE_MIB)
+    with pytest.raises(NoSwapMemory, match="cannot make host memory: can't start new thread"):
+        await swap.pieces(2)
+    async with kept(swap):
+        await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        with swap.moving():
+            pass
+        await until(lambda: swap.ready_mib == PIECE_MIB)
 
 
 async def test_where_the_driver_makes_none_it_is_shared_memory() -> None:
