@@ -103,6 +103,15 @@ def test_one_that_runs_is_suspended_booked_on_the_other_and_resumed_there() -> N
     assert kinds(bench)[-2:] == ["grant.resumed", "grant.moved"]
 
 
+def test_a_controller_with_a_new_store_learns_where_a_move_has_ended() -> None:
+    """It was told of the grant while an order that it knows nothing of was under way."""
+    bench = joined()
+    grant = running(bench, memory_mib=6000, compute_percent=50)
+    says(bench, grant, at="a-gpu2", suspended=False)
+    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 6000 + CONTEXT}
+    assert grant.suspension is SuspensionState.NONE
+
+
 def test_without_a_name_it_goes_to_the_fullest_that_has_room() -> None:
     bench = joined()
     grant = running(bench, memory_mib=3000, compute_percent=10)

@@ -211,9 +211,10 @@ class Suspending:
                 self._not_suspended(grant, report.error)
             else:
                 decisions.suspends.append(self._order(grant))
-        elif state is not SuspensionState.NONE:
+        else:  # also where it is not known here that it moved, as with a store that is new
             self._follow(grant, report)
-            self._runs(grant)
+            if state is not SuspensionState.NONE:
+                self._runs(grant)
 
     def reconcile(
         self, node: str, reports: Sequence[ReportedSuspension], decisions: Decisions
