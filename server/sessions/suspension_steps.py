@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from sluice.server.controller.orders import OrderRefused
-from sluice.server.host_memory.pieces import NoSwapMemory
+from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.standing import (
     ARBITER,
@@ -104,14 +104,10 @@ class SuspensionSteps:
         try:
             pieces = await self._swap.pieces(standing.new_mib, standing.takes_driver_memory)
         except NoSwapMemory as none:
+            self._swap.settle(session.id, sum(standing.out), standing.kept_mib)
             raise OrderRefused(f"session {session.id}: {none}") from None
+        await self._give(session, pieces)
         standing.taken.append(f"host memory {time.monotonic() - began:.3f} s")
-        for piece in pieces:
-            fields = {"bytes": str(piece.mib << 20), "descriptors": "memory"}
-            if piece.of_driver:
-                fields["made_by"] = "driver"
-            session.worker.tell(Message("memory", fields), (piece.memory,))
-            piece.close()
         planned, before = standing.planned_mib, sum(standing.out)
         is_new = standing.plans
         order = Message("move_out", {"by": by})
@@ -119,6 +115,26 @@ class SuspensionSteps:
         if standing.state != OUT or (is_new and planned and sum(standing.out) <= before):
             self._swap.settle(session.id, sum(standing.out), standing.kept_mib)
             raise OrderRefused(f"session {session.id}: {said.get('message', 'it did not move')}")
+
+    async def _give(self, session: Session, pieces: Sequence[HostPiece]) -> None:
+        """One after the other: what waits for a worker to read is bounded, and a whole node's
+        memory is more pieces than that. Raises OrderRefused: it does not read, and what it was
+        given stays booked.
+        """
+        try:
+            for piece in pieces:
+                fields = {"bytes": str(piece.mib << 20), "descriptors": "memory"}
+                if piece.of_driver:
+                    fields["made_by"] = "driver"
+                session.worker.tell(Message("memory", fields), (piece.memory,))
+                if not await session.worker.wait_read(ANSWER_SECONDS):
+                    raise OrderRefused(
+                        f"session {session.id}: its worker does not take the host memory that it "
+                        f"is given, within {ANSWER_SECONDS:g} s"
+                    )
+        finally:
+            for piece in pieces:
+                piece.close()
 
     async def delist(self, session: Session) -> None:
         """Its context is about to leave, and the driver need not carry its host memory along."""

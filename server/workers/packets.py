@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -108,6 +109,8 @@ class PacketLink:
         self._on_descriptors = on_descriptors
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._unsent_descriptors = 0
+        self._is_read = asyncio.Event()  # nothing is unsent
+        self._is_read.set()
         self._most_unsent = most_unsent
         self._expected = expected
         self._on_fault = on_fault
@@ -135,6 +138,7 @@ class PacketLink:
             return
         self._unsent_descriptors += len(descriptors)
         self._unsent.append((packet, tuple(os.dup(d) for d in descriptors)))
+        self._is_read.clear()
         self._loop.add_writer(self._socket, self._writable)
 
     def _has_room(self, descriptors: int) -> bool:
@@ -143,6 +147,13 @@ class PacketLink:
             len(self._unsent) < self._most_unsent.messages
             and self._unsent_descriptors + descriptors <= self._most_unsent.descriptors
         )
+
+    async def wait_read(self, seconds: float) -> bool:
+        """Until nothing waits for the other side to read any more; False: not within so long."""
+        if not self._is_read.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_read.wait(), seconds)
+        return self._is_read.is_set()
 
     def read_now(self) -> None:
         """Takes what has arrived already, without waiting for the event loop to say so."""
@@ -159,6 +170,7 @@ class PacketLink:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._unsent.clear()
+        self._is_read.set()
         self._socket.close()
 
     def _try(self, packet: bytes, descriptors: Sequence[int]) -> bool:
@@ -186,6 +198,7 @@ class PacketLink:
             self._unsent_descriptors -= len(descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
+        self._is_read.set()
         self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:

@@ -298,6 +298,10 @@ class Worker:
         if self._link:
             self._link.send(message, descriptors)
 
+    async def wait_read(self, seconds: float) -> bool:
+        """Until it has read what it was told, as far as sockets show; False: not within so long."""
+        return self._link is None or await self._link.wait_read(seconds)
+
     def follow_sharing(self, take: Callable[[Message], None]) -> None:
         """Has `share`, `unshare` and `fetch` go there; their descriptors are the callee's."""
         self._on_sharing = take

@@ -29,6 +29,10 @@ class FakeWorker:
             answer = Message("suspension", self.last)
             asyncio.get_running_loop().call_soon(self.on_suspension, answer)
 
+    async def wait_read(self, seconds: float) -> bool:
+        """It reads at once."""
+        return True
+
     @property
     def verbs(self) -> list[str]:
         """The orders, in their order."""

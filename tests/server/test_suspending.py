@@ -142,6 +142,27 @@ async def test_where_its_server_fails_in_the_middle_it_goes_on_with_the_reason(
     assert (report.state, report.error) == ("running", "its server failed: too many open files")
 
 
+async def test_who_does_not_take_its_host_memory_goes_on_and_it_stays_booked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def reads_nothing(seconds: float) -> bool:
+        return False
+
+    plan = {**stopped(10), "planned_mib": "10"}
+    worker = FakeWorker(plan, plan)
+    monkeypatch.setattr(worker, "wait_read", reads_nothing)
+    bench = Bench(worker).follow()
+    order = asyncio.create_task(bench.suspensions.suspend("g"))
+    async with asyncio.timeout(60):
+        while worker.verbs != ["suspend", "plan", "memory", "wake"]:
+            await asyncio.sleep(0.01)
+    assert bench.swap.used_mib == 10, "it may have it"
+    worker.on_suspension(Message("suspension", RUNNING))
+    with pytest.raises(OrderRefused, match="does not take the host memory"):
+        await order
+    assert bench.swap.used_mib == 0
+
+
 async def test_one_of_two_does_not_stop_and_both_go_on() -> None:
     willing = FakeWorker(stopped(10), RUNNING)
     other = FakeWorker({**RUNNING, "message": "an endless kernel"})

@@ -78,6 +78,44 @@ def test_a_side_that_reads_late_gets_everything() -> None:
     asyncio.run(run())
 
 
+def test_one_piece_after_the_other_is_given_to_a_side_that_reads_slowly() -> None:
+    """As the host memory of a session on all GPUs of a node: more pieces than may wait."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = PacketLink(
+            ours,
+            lambda _: None,
+            lambda: None,
+            most_unsent=Unsent(100, 10),
+            expected=WORKER_SENT,
+            on_fault=lambda *_: None,
+        )
+        theirs.setblocking(False)
+        sent, more = 0, 1000
+        while await link.wait_read(0.05):
+            link.send(Message("memory"), [theirs.fileno()])
+            sent += 1
+
+        async def read() -> None:
+            for _ in range(sent + more):
+                packet = await asyncio.get_running_loop().sock_recv(theirs, 1000)
+                assert packet == b"memory"
+
+        reads = asyncio.create_task(read())
+        for _ in range(more):
+            assert await link.wait_read(60.0)
+            link.send(Message("memory"), [theirs.fileno()])
+        await reads
+        assert link.is_open, "nobody is ended for it"
+        link.send(Message("memory"), [theirs.fileno()])
+        link.close()
+        assert await link.wait_read(60.0), "there is nobody to wait for"
+        theirs.close()
+
+    asyncio.run(run())
+
+
 class Standing:
     """A worker's process, and our end of what it says."""
 
