@@ -74,8 +74,8 @@ void MemoryMoves::look() {
         add_place(&pieces_[before->second], *v, address);
         continue;
       }
-      Piece piece{&owner,         nullptr, id, mapping.bytes, physical_memory_on(*owner.gpu),
-                  mapping.handle, {}};
+      Piece piece{&owner,         nullptr, id,   mapping.bytes, physical_memory_on(*owner.gpu),
+                  mapping.handle, {},      false};
       if (id)
         piece.prop.allocFlags.compressionType =
             static_cast<unsigned char>(compression_of(session_, mapping.handle));
@@ -84,6 +84,18 @@ void MemoryMoves::look() {
       if (!piece.reader) continue;
       if (id) known[id] = pieces_.size();
       movable_[owner.index] += piece.bytes;
+      pieces_.push_back(std::move(piece));
+    }
+  }
+  for (auto& v : session_.vgpus) {
+    session_.use(v->index);
+    std::lock_guard lock(v->mutex);
+    for (const auto& [address, laid] : v->laid) {
+      Piece piece{v.get(),     v.get(), 0,   laid.bytes, physical_memory_on(*v->gpu),
+                  laid.handle, {},      true};
+      add_place(&piece, *v, address);
+      if (piece.places[0].access.empty()) continue;
+      movable_[v->index] += piece.bytes;
       pieces_.push_back(std::move(piece));
     }
   }
@@ -239,10 +251,10 @@ CUresult MemoryMoves::copy(const Pieces& pieces, bool out, const Piece** failed)
   for (size_t i = 0; i < pieces.size() && first == CUDA_SUCCESS;) {
     const Piece& piece = *pieces[i];
     uint64_t bytes = 0;
-    for (;
-         i < pieces.size() && pieces[i]->reader == piece.reader && pieces[i]->area == piece.area &&
-         pieces[i]->places[0].address == piece.places[0].address + bytes &&
-         pieces[i]->host == piece.host + bytes && (out || bytes < kMostMadeAhead);
+    for (; i < pieces.size() && (bytes == 0 || !(piece.laid || pieces[i]->laid)) &&
+           pieces[i]->reader == piece.reader && pieces[i]->area == piece.area &&
+           pieces[i]->places[0].address == piece.places[0].address + bytes &&
+           pieces[i]->host == piece.host + bytes && (out || bytes < kMostMadeAhead);
          ++i) {
       if (!out && (first = create(pieces[i])) != CUDA_SUCCESS) {
         *failed = pieces[i];
@@ -267,9 +279,15 @@ CUresult MemoryMoves::release(const Pieces& pieces) {
     if (first == CUDA_SUCCESS) first = e;
   };
   std::map<std::pair<uint32_t, uint64_t>, uint64_t> mapped;  // bytes, by window and address
-  for (const Piece* piece : pieces)
+  for (const Piece* piece : pieces) {
+    if (piece->laid) {
+      session_.use(piece->owner->index);
+      note(session_.driver.cuMemUnmap(piece->places[0].address, piece->bytes));
+      continue;
+    }
     for (const Place& place : piece->places)
       mapped[{place.window->index, place.address}] = piece->bytes;
+  }
   for (auto at = mapped.begin(); at != mapped.end();) {
     const auto [window, address] = at->first;
     uint64_t bytes = 0;
@@ -323,7 +341,10 @@ CUresult MemoryMoves::give_access(const Piece& piece) {
 void MemoryMoves::know_again(const Piece& piece) {
   for (const Place& place : piece.places) {
     std::lock_guard lock(place.window->mutex);
-    place.window->mappings.at(place.address).handle = piece.handle;
+    if (piece.laid)
+      place.window->laid.at(place.address).handle = piece.handle;
+    else
+      place.window->mappings.at(place.address).handle = piece.handle;
   }
   AllocationObject o;
   if (piece.allocation && session_.objects.allocations.get(piece.allocation, &o)) {

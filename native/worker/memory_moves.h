@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A session's device memory on its way to host memory and back, under the same addresses. What can
 // move is what the client's allocations are: slabs, and allocations of the virtual memory API that
-// are mapped. What stays is counted as staying: memory that other sessions may have open or that is
-// theirs, allocations without a mapping, arrays, code, and what NVIDIA's libraries took.
+// are mapped; and what NVIDIA's libraries allocated in calls of the session's (library/laid.h).
+// What stays is counted as staying: memory that other sessions may have open or that is theirs,
+// allocations without a mapping, arrays, code, and what else libraries took.
 //
 // What was moved to is kept, mapped, when the memory is back, where the server says so: the next
 // move goes there first, and takes new host memory only for what finds no room in it.
@@ -83,6 +84,7 @@ class MemoryMoves {
     CUmemAllocationProp prop;
     CUmemGenericAllocationHandle handle;  // 0: it is out
     std::vector<Place> places;
+    bool laid = false;         // a library's, under a reservation of its own
     HostArea* area = nullptr;  // where it is, or goes
     uint64_t host = 0;         // its offset there
     bool planned = false;

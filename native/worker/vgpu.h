@@ -56,6 +56,12 @@ struct Vgpu {
     bool shared = false;  // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
+  // What libraries allocated and moves with it (worker/library/laid.h), beside all windows.
+  struct Laid {
+    uint64_t bytes;
+    CUmemGenericAllocationHandle handle;
+  };
+  std::map<uint64_t, Laid> laid;
   // What others may open: mappings by address, allocations by id.
   std::map<uint64_t, wire::ShareKey> exported;
   // As the server was told last.

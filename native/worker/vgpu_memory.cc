@@ -69,8 +69,18 @@ void VgpuMemory::show_on(std::atomic<uint64_t>* taken, std::atomic<uint64_t>* st
 void VgpuMemory::show() const {
   if (!taken_shown_) return;
   taken_shown_->store(used(), std::memory_order_seq_cst);
-  staying_shown_->store(taken(MemoryUse::kLibrary) + taken(MemoryUse::kCode),
+  staying_shown_->store(less(taken(MemoryUse::kLibrary), laid_) + taken(MemoryUse::kCode),
                         std::memory_order_relaxed);
+}
+
+void VgpuMemory::lay(uint64_t bytes) {
+  laid_ += bytes;
+  show();
+}
+
+void VgpuMemory::lift(uint64_t bytes) {
+  laid_ = less(laid_, bytes);
+  show();
 }
 
 void VgpuMemory::drop_credit(uint64_t bytes) { credit_ -= std::min(bytes, room()); }

@@ -44,6 +44,10 @@ class VgpuMemory {
   // Returns how much that was: never more than is taken, and what is too much is logged.
   uint64_t give(MemoryUse use, uint64_t bytes);
 
+  // So much of what libraries have taken moves, or no more.
+  void lay(uint64_t bytes);
+  void lift(uint64_t bytes);
+
   // Words that show how much there is on the GPU, and how much of that never moves; they outlive
   // it.
   void show_on(std::atomic<uint64_t>* taken, std::atomic<uint64_t>* staying);
@@ -75,6 +79,7 @@ class VgpuMemory {
   uint64_t bytes_ = 0, credit_ = 0;
   std::atomic<uint64_t>*taken_shown_ = nullptr, *staying_shown_ = nullptr;
   std::array<uint64_t, kUses> taken_{};
+  uint64_t laid_ = 0;
   uint64_t library_changes_ = 0;
   uint64_t streams_ = 0, streams_paid_ = 0;
 };

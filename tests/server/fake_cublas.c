@@ -19,6 +19,8 @@ static int (*release)(uint64_t);
 static int (*allocate_host)(void**, size_t);
 static int (*release_host)(void*);
 static int (*left)(size_t*, size_t*);
+static int (*fill)(uint64_t, unsigned, size_t);
+static int (*fetch)(void*, uint64_t, size_t);
 
 static int load(void) {
   if (left) return 0;
@@ -29,11 +31,10 @@ static int load(void) {
   const struct {
     const char* name;
     void* to;
-  } all[] = {{"cuMemAlloc", &allocate},
-             {"cuMemFree", &release},
-             {"cuMemAllocHost", &allocate_host},
-             {"cuMemFreeHost", &release_host},
-             {"cuMemGetInfo", &left}};
+  } all[] = {
+      {"cuMemAlloc", &allocate},        {"cuMemFree", &release}, {"cuMemAllocHost", &allocate_host},
+      {"cuMemFreeHost", &release_host}, {"cuMemGetInfo", &left}, {"cuMemsetD32", &fill},
+      {"cuMemcpyDtoH", &fetch}};
   for (size_t i = 0; i < sizeof all / sizeof *all; ++i)
     if (!look || look(all[i].name, (void**)all[i].to, 13000, 0, NULL) != 0) return 1;
   return 0;
@@ -46,6 +47,7 @@ int cublasCreate_v2(void** handle) {
     free(h);
     return 3;  // CUBLAS_STATUS_ALLOC_FAILED
   }
+  fill(h->device, (unsigned)h->device, WORKSPACE / 4);
   if (allocate_host(&h->host, 1 << 20) != 0) {
     release(h->device);
     free(h);
@@ -60,6 +62,18 @@ int cublasDestroy_v2(void* handle) {
   release(h->device);
   release_host(h->host);
   free(h);
+  return 0;
+}
+
+// How many words of the workspace are not what they were: the call that answers a number of a
+// handle's own.
+int cublasGetSmCountTarget(void* handle, int* count) {
+  const Handle* h = handle;
+  unsigned* words = malloc(WORKSPACE);
+  if (!words || fetch(words, h->device, WORKSPACE) != 0) return 14;
+  *count = 0;
+  for (size_t i = 0; i < WORKSPACE / 4; ++i) *count += words[i] != (unsigned)h->device;
+  free(words);
   return 0;
 }
 

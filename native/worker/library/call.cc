@@ -8,6 +8,7 @@
 
 #include "process/log.h"
 #include "wire/library_sizes.h"
+#include "worker/library/laid.h"
 
 namespace sluice::worker {
 
@@ -404,7 +405,10 @@ int64_t LibraryCall::issue() {
   if (f_.launches && !captured)
     passage_ = vgpu_->gate->pass(stream_, {kind(), 1, f_.grouped && has_stream_});
   if (f_.grouped && has_stream_) count(captured);
-  status = entry_.thunk(function_, words_);
+  {
+    const LaysMemory lays(!captured && std::string_view(entry_.table->spec->name) != "nccl");
+    status = entry_.thunk(function_, words_);
+  }
   free_copies();
   return status;
 }

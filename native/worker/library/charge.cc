@@ -8,6 +8,7 @@
 
 #include "channel/futex.h"
 #include "process/log.h"
+#include "worker/library/laid.h"
 #include "worker/turn_keeper.h"
 
 namespace sluice::worker {
@@ -90,6 +91,17 @@ bool left(int device, uint64_t* free, uint64_t* total) {
     *free = *total - std::min(*total, used);
   }
   return true;
+}
+
+CUresult lay_here(int device, uint64_t bytes, CUdeviceptr* address) {
+  Session* s = metered.load(std::memory_order_acquire);
+  Vgpu* v = s ? on_device(*s, device) : nullptr;
+  return v ? lay(*s, *v, bytes, address) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+bool lift_here(CUdeviceptr address, CUresult* status) {
+  Session* s = metered.load(std::memory_order_acquire);
+  return s && lift(*s, address, status);
 }
 
 MemoryUse use_of(Metered kind) {
@@ -202,7 +214,7 @@ bool load_meter(std::string* error) {
 }
 
 void bind_meter(const Driver& driver) {
-  static MeterHost host{driver.library, take, give, left};
+  static MeterHost host{driver.library, take, give, left, lay_here, lift_here};
   const auto bind = reinterpret_cast<void (*)(const MeterHost*)>(dlsym(meter, "sluice_meter_bind"));
   if (bind) bind(&host);
 }

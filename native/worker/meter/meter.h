@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "abi/cuda_driver.h"
+
 namespace sluice::worker {
 
 enum class Metered : uint32_t {
@@ -18,7 +20,8 @@ enum class Metered : uint32_t {
   kStream,  // streams, by number
 };
 
-// What the worker answers. From any thread; none of them calls a library or the driver.
+// What the worker answers. From any thread; none of them calls a library, and none but the last two
+// the driver.
 struct MeterHost {
   void* driver;  // the driver's handle from dlopen
   // Charges `bytes` to a vGPU on the device (an ordinal of the driver's): false when it has not so
@@ -27,6 +30,11 @@ struct MeterHost {
   void (*give)(Metered kind, uint32_t account, uint64_t bytes);
   // What cuMemGetInfo says on the device; false: no vGPU is there, so the driver's own answer.
   bool (*left)(int device, uint64_t* free, uint64_t* total);
+  // Device memory of so many bytes, whole slabs, that moves with the session's; it has been
+  // charged. CUDA_ERROR_NOT_SUPPORTED: there is none here, the driver is to be asked.
+  CUresult (*lay)(int device, uint64_t bytes, CUdeviceptr* address);
+  // Ends it. False: it is no such memory.
+  bool (*lift)(CUdeviceptr address, CUresult* status);
 };
 
 }  // namespace sluice::worker

@@ -58,6 +58,13 @@ CUresult ended(Space space, Name name, End end) {
   return e;
 }
 
+// What was laid is the worker's to end, whichever way a library frees it.
+template <class End>
+CUresult lifted(CUdeviceptr p, End end) {
+  CUresult e;
+  return host->lift(p, &e) ? e : end();
+}
+
 uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR* d, uint32_t levels) {
   if (!d) return 0;
   const wire::ArrayShape shape{
@@ -92,8 +99,11 @@ CUresult load_code(Space space, const void* image, Handle* handle, Load load) {
 namespace functions {
 
 CUresult cuMemAlloc_v2(CUdeviceptr* p, size_t n) {
-  return charged(Metered::kDevice, Space::kPointer, rounded(n), p,
-                 [&] { return real.cuMemAlloc_v2(p, n); });
+  return charged(Metered::kDevice, Space::kPointer, rounded(n), p, [&] {
+    CUresult e = CUDA_ERROR_NOT_SUPPORTED;
+    if (p && n > kSmall) e = host->lay(current_device(), rounded(n), p);
+    return e == CUDA_ERROR_NOT_SUPPORTED ? real.cuMemAlloc_v2(p, n) : e;
+  });
 }
 CUresult cuMemAllocPitch_v2(CUdeviceptr* p, size_t* pitch, size_t width, size_t height,
                             unsigned element) {
@@ -108,7 +118,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* p, size_t n, unsigned flags) {
                  [&] { return real.cuMemAllocManaged(p, n, flags); });
 }
 CUresult cuMemFree_v2(CUdeviceptr p) {
-  return ended(Space::kPointer, p, [&] { return real.cuMemFree_v2(p); });
+  return ended(Space::kPointer, p, [&] { return lifted(p, [&] { return real.cuMemFree_v2(p); }); });
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr* p, size_t n, CUstream stream) {
@@ -129,10 +139,12 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* p, size_t n, CUmemoryPool poo
                  [&] { return real.cuMemAllocFromPoolAsync_ptsz(p, n, pool, stream); });
 }
 CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
-  return ended(Space::kPointer, p, [&] { return real.cuMemFreeAsync(p, stream); });
+  return ended(Space::kPointer, p,
+               [&] { return lifted(p, [&] { return real.cuMemFreeAsync(p, stream); }); });
 }
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream stream) {
-  return ended(Space::kPointer, p, [&] { return real.cuMemFreeAsync_ptsz(p, stream); });
+  return ended(Space::kPointer, p,
+               [&] { return lifted(p, [&] { return real.cuMemFreeAsync_ptsz(p, stream); }); });
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t n,

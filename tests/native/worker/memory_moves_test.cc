@@ -17,6 +17,7 @@
 
 #include "wire/address_windows.h"
 #include "worker/gpus.h"
+#include "worker/library/laid.h"
 #include "worker/memory.h"
 
 namespace sluice::test {
@@ -119,10 +120,10 @@ class Moves : public ::testing::Test {
 
   // The session's memory: slabs at the lowest addresses that are free.
   void add(uint64_t bytes) {
+    auto& v = *session_->vgpus[0];
     uint64_t at = window_;
     for (const auto& [begin, content] : slabs_)
-      if (begin < at + bytes) at = begin + content.size();
-    auto& v = *session_->vgpus[0];
+      if (v.mappings.contains(begin) && begin < at + bytes) at = begin + content.size();
     const CUmemAllocationProp prop = worker::physical_memory_on(*v.gpu);
     CUmemGenericAllocationHandle handle = 0;
     ASSERT_EQ(real.cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
@@ -136,6 +137,16 @@ class Moves : public ::testing::Test {
     slabs_[at].resize(bytes);
     fill(at);
   }
+  // A library's, as it allocates in a call.
+  void add_laid(uint64_t bytes) {
+    const worker::LaysMemory lays(true);
+    CUdeviceptr at = 0;
+    auto& v = *session_->vgpus[0];
+    v.memory.take(worker::MemoryUse::kLibrary, bytes);
+    ASSERT_EQ(worker::lay(*session_, v, bytes, &at), CUDA_SUCCESS);
+    slabs_[at].resize(bytes);
+    fill(at);
+  }
   void fill(uint64_t at) {
     auto& content = slabs_[at];
     for (size_t i = 0; i < content.size(); i += 4096) content[i] = static_cast<char>(random_());
@@ -144,6 +155,15 @@ class Moves : public ::testing::Test {
   void drop(uint64_t at) {
     auto& v = *session_->vgpus[0];
     const uint64_t bytes = slabs_[at].size();
+    if (v.laid.contains(at)) {
+      CUresult ended = CUDA_ERROR_UNKNOWN;
+      EXPECT_TRUE(worker::lift(*session_, at, &ended));
+      EXPECT_EQ(ended, CUDA_SUCCESS);
+      EXPECT_FALSE(worker::lift(*session_, at, &ended));
+      v.memory.give(worker::MemoryUse::kLibrary, bytes);
+      slabs_.erase(at);
+      return;
+    }
     EXPECT_EQ(real.cuMemUnmap(at, bytes), CUDA_SUCCESS);
     EXPECT_EQ(real.cuMemRelease(v.mappings.at(at).handle), CUDA_SUCCESS);
     v.memory.give(worker::MemoryUse::kClient, bytes);
@@ -266,7 +286,7 @@ TEST_F(Moves, AnythingInAnyOrderLosesNothing) {
   for (int round = 0; round < 30; ++round) {
     const auto one_of = [&](uint64_t n) { return random_() % n; };
     while (slabs_.empty() || (one_of(3) && all() + 8 * kSlab <= kVgpu / 4))
-      add((one_of(8) + 1) * kSlab);
+      one_of(3) ? add((one_of(8) + 1) * kSlab) : add_laid((one_of(4) + 1) * kSlab);
     if (one_of(3) == 0)
       drop(std::next(slabs_.begin(), static_cast<int>(one_of(slabs_.size())))->first);
     if (slabs_.empty()) continue;
@@ -312,6 +332,30 @@ TEST_F(Moves, AnythingInAnyOrderLosesNothing) {
     ASSERT_LE(moves_->kept(), kVgpu);
   }
   EXPECT_GT(used_again, 0u);
+}
+
+TEST_F(Moves, WhatLibrariesAllocateInCallsMovesAndIsNotCountedAsStaying) {
+  add(2 * kSlab);
+  add_laid(4 * kSlab);
+  auto& v = *session_->vgpus[0];
+  v.memory.take(worker::MemoryUse::kLibrary, 3 * kSlab);  // the driver's own
+  std::atomic<uint64_t> taken{0}, staying{0};
+  v.memory.show_on(&taken, &staying);
+  EXPECT_EQ(staying, 3 * kSlab);
+  moves_->look();
+  EXPECT_EQ(moves_->movable(0), 6 * kSlab);
+  EXPECT_EQ(moves_->staying(0), 3 * kSlab);
+  ASSERT_TRUE(go_out()) << error_;
+  EXPECT_EQ(moves_->out(0), 6 * kSlab);
+  ASSERT_TRUE(come_back()) << error_;
+  EXPECT_TRUE(is_right());
+  CUdeviceptr none = 0;
+  EXPECT_EQ(worker::lay(*session_, v, kSlab, &none), CUDA_ERROR_NOT_SUPPORTED) << "in no call";
+  v.memory.give(worker::MemoryUse::kLibrary, 3 * kSlab);
+  while (!v.laid.empty()) drop(v.laid.begin()->first);
+  EXPECT_EQ(staying, 0u);
+  EXPECT_EQ(taken, 2 * kSlab);
+  v.memory.show_on(nullptr, nullptr);
 }
 
 TEST_F(Moves, WhereTheCopiesFailWhatIsOutAndWhatIsKeptStayAsTheyWere) {

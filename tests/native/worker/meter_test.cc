@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,22 @@ bool left(int, uint64_t* free, uint64_t* total) {
   return true;
 }
 
+// What was laid, by address: no memory is behind it.
+std::map<CUdeviceptr, uint64_t> laid;
+bool lays = false;
+
+CUresult lay(int, uint64_t bytes, CUdeviceptr* address) {
+  if (!lays) return CUDA_ERROR_NOT_SUPPORTED;
+  if (bytes > uint64_t{64} << 20) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = 0x7000'0000'0000 + (laid.size() << 32);
+  laid[*address] = bytes;
+  return CUDA_SUCCESS;
+}
+bool lift(CUdeviceptr address, CUresult* status) {
+  *status = CUDA_SUCCESS;
+  return laid.erase(address) > 0;
+}
+
 class MeterTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -56,7 +73,7 @@ class MeterTest : public ::testing::Test {
     EXPECT_EQ(reinterpret_cast<decltype(&::cuInit)>(dlsym(meter_, "cuInit"))(0),
               CUDA_ERROR_NOT_INITIALIZED)
         << "nobody stands behind it yet";
-    static worker::MeterHost host{driver_, take, give, left};
+    static worker::MeterHost host{driver_, take, give, left, lay, lift};
     reinterpret_cast<decltype(&sluice_meter_bind)>(dlsym(meter_, "sluice_meter_bind"))(&host);
     // As libraries do.
     found_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -133,6 +150,26 @@ TEST_F(MeterTest, WhatIsNotThereIsRefusedBeforeTheDriverIsAsked) {
   EXPECT_NE(SLUICE_GET(cuMemAlloc_v2)(&p, uint64_t{1} << 50), CUDA_SUCCESS);
   EXPECT_NE(SLUICE_GET(cuMemAlloc_v2)(&p, ~size_t{0}), CUDA_SUCCESS);
   EXPECT_EQ(device.taken, 0u);
+}
+
+TEST_F(MeterTest, LargeOnesAreLaidWhereTheWorkerDoesSoAndEndThereWhicheverWayTheyAreFreed) {
+  Account& device = accounts[0];
+  lays = true;
+  CUdeviceptr small = 0, a = 0, b = 0, none = 0x77;
+  ASSERT_EQ(SLUICE_GET(cuMemAlloc_v2)(&small, 1 << 20), CUDA_SUCCESS);
+  EXPECT_TRUE(laid.empty());
+  ASSERT_EQ(SLUICE_GET(cuMemAlloc_v2)(&a, (2 << 20) + 1), CUDA_SUCCESS);
+  ASSERT_EQ(SLUICE_GET(cuMemAlloc_v2)(&b, (1 << 20) + 1), CUDA_SUCCESS);
+  EXPECT_EQ(laid, (std::map<CUdeviceptr, uint64_t>{{a, 4 << 20}, {b, 2 << 20}}));
+  EXPECT_EQ(device.taken, uint64_t{7} << 20);
+  EXPECT_EQ(SLUICE_GET(cuMemAlloc_v2)(&none, 100 << 20), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(device.taken, uint64_t{7} << 20) << "what was refused costs nothing";
+  EXPECT_EQ(SLUICE_GET(cuMemFree_v2)(a), CUDA_SUCCESS);
+  EXPECT_EQ(SLUICE_GET(cuMemFreeAsync)(b, nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(laid.empty());
+  EXPECT_EQ(SLUICE_GET(cuMemFree_v2)(small), CUDA_SUCCESS);
+  EXPECT_EQ(device.taken, 0u);
+  lays = false;
 }
 
 TEST_F(MeterTest, OtherWaysToMemory) {

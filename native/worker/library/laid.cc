@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/library/laid.h"
+
+#include <algorithm>
+
+#include "worker/memory.h"
+
+namespace sluice::worker {
+
+namespace {
+
+// The vGPU's context on this thread, whose own comes back: Session::use() remembers that.
+class InContext {
+ public:
+  InContext(const Driver& driver, const Vgpu& v) : driver_(driver) {
+    good_ = driver.cuCtxPushCurrent_v2(v.gpu->context) == CUDA_SUCCESS;
+  }
+  ~InContext() {
+    CUcontext popped = nullptr;
+    if (good_) driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  InContext(const InContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool good_;
+};
+
+CUresult mapped(const Driver& d, const Vgpu& v, CUdeviceptr at, const Vgpu::Laid& laid) {
+  const CUresult e = d.cuMemMap(at, laid.bytes, 0, laid.handle, 0);
+  if (e != CUDA_SUCCESS) return e;
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = v.gpu->ordinal;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUresult given = d.cuMemSetAccess(at, laid.bytes, &access, 1);
+  if (given != CUDA_SUCCESS) d.cuMemUnmap(at, laid.bytes);
+  return given;
+}
+
+}  // namespace
+
+CUresult lay(Session& s, Vgpu& v, uint64_t bytes, CUdeviceptr* address) {
+  if (!LaysMemory::here()) return CUDA_ERROR_NOT_SUPPORTED;
+  const Driver& d = s.driver;
+  const InContext in(d, v);
+  CUdeviceptr at = 0;
+  if (d.cuMemAddressReserve(&at, bytes, 0, 0, 0) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUmemAllocationProp prop = physical_memory_on(*v.gpu);
+  Vgpu::Laid laid{bytes, 0};
+  CUresult e = d.cuMemCreate(&laid.handle, bytes, &prop, 0);
+  if (e == CUDA_SUCCESS) {
+    e = mapped(d, v, at, laid);
+    if (e != CUDA_SUCCESS) d.cuMemRelease(laid.handle);
+  }
+  if (e != CUDA_SUCCESS) {
+    d.cuMemAddressFree(at, bytes);
+    return e;
+  }
+  std::lock_guard lock(v.mutex);
+  v.laid.emplace(at, laid);
+  v.memory.lay(bytes);
+  *address = at;
+  return CUDA_SUCCESS;
+}
+
+bool lift(Session& s, CUdeviceptr address, CUresult* status) {
+  // A library's own thread; one that runs a command is not kept back in the middle of it.
+  if (!LaysMemory::here()) s.cut.wait_until_open();
+  const auto holds = [&](const auto& v) {
+    std::lock_guard lock(v->mutex);
+    return v->laid.contains(address);
+  };
+  const auto owner = std::ranges::find_if(s.vgpus, holds);
+  if (owner == s.vgpus.end()) return false;
+  Vgpu& v = **owner;
+  const Driver& d = s.driver;
+  const InContext in(d, v);
+  *status = d.cuCtxSynchronize();
+  if (*status != CUDA_SUCCESS) return true;  // as cuMemFree: it stays
+  Vgpu::Laid laid;
+  {
+    std::lock_guard lock(v.mutex);
+    auto found = v.laid.extract(address);
+    if (!found) return *status = CUDA_ERROR_INVALID_VALUE, true;  // freed twice at once
+    laid = found.mapped();
+    v.memory.lift(laid.bytes);
+  }
+  *status = d.cuMemUnmap(address, laid.bytes);
+  const CUresult released = d.cuMemRelease(laid.handle);
+  if (*status == CUDA_SUCCESS) *status = released;
+  d.cuMemAddressFree(address, laid.bytes);
+  return true;
+}
+
+}  // namespace sluice::worker
