@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
+from scrapes import scrape
 
 from .at_work import worker_of
 from .conftest import arbiter_pid
@@ -425,17 +426,19 @@ def pieces_of_driver(worker: int) -> list[int]:
 @pytest.mark.parametrize(
     "pieces",
     [
-        pytest.param([256], id="of the driver", marks=pytest.mark.control_plane(suspend=READY)),
+        pytest.param(
+            [256], id="of the driver", marks=pytest.mark.control_plane(suspend=READY, metrics={})
+        ),
         pytest.param(
             [],
             id="shared",
-            marks=pytest.mark.control_plane(suspend=READY | {"driver_memory": "off"}),
+            marks=pytest.mark.control_plane(suspend=READY | {"driver_memory": "off"}, metrics={}),
         ),
         # it has no room beside what is to be ready, and is given up
         pytest.param(
             [256],
             id="not kept",
-            marks=pytest.mark.control_plane(suspend=READY | {"swap_mib": 600}),
+            marks=pytest.mark.control_plane(suspend=READY | {"swap_mib": 600}, metrics={}),
         ),
     ],
 )
@@ -447,7 +450,13 @@ def test_memory_that_is_kept_ready_is_used_piece_after_piece(
     subject.ask("plain", mib=2)
     worker = worker_of(plane, subject)
     stays = [] if request.node.callspec.id == "not kept" else pieces
+
+    def is_ready() -> bool:
+        found = scrape(plane.metrics_url).value("sluice_server_host_memory_bytes", state="ready")
+        return (found or 0) >= 256 << 20
+
     for _ in range(2):
+        wait_for(is_ready, message="a piece to be ready")
         grant = suspend(plane, subject)
         assert pieces_of_driver(worker) == pieces
         resume(plane, grant)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the driver's calls stand still while a stream waits for a word, and whom they stop.
+
+    python3 tests/gpu/pending_wait_probe.py [--jobs 8] [--only "first launch"]
+
+A link between nodes has a stream wait for a word in pinned memory (`cuStreamWaitValue64`) which a
+thread of the worker's writes when the other node's bytes have come, by copies of its own. If a call
+of another thread (a kernel's first launch, say, which loads its code) stands still until the
+context's streams are done, and keeps such copies from being issued, nobody ever goes on. For each
+call, in a process of its own: does it return while a stream waits, and does a copy to the card in
+another stream, with a host function behind it, come to its end meanwhile? The stream that waits is
+the default stream, or one that does not synchronize with it. Prints a line for each, decides
+nothing. Without a GPU it says that it was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+PATIENCE_SECONDS = 2.0  # a call that has not returned by then stands still
+LIMIT_SECONDS = 40
+NON_BLOCKING, DISABLE_TIMING, PORTABLE, MAPPED, GEQ = 1, 2, 1, 2, 0
+SOURCE = """
+extern "C" __global__ void known(int* at) { atomicAdd(at, 1); }
+extern "C" __global__ void fresh(int* at) { atomicAdd(at, 2); }
+__device__ int large[1 << 20];
+extern "C" __global__ void other(int* at) { large[threadIdx.x] = *at; atomicAdd(at, 4); }
+"""
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
+
+
+class Bench:
+    """A context whose one stream waits, and what calls are tried on."""
+
+    def __init__(self, default_stream: bool, code: bytes) -> None:
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.code = code
+        self.context, self.device = c_void_p(), c_int()
+        self.ok(self.cuda.cuInit(0))
+        self.ok(self.cuda.cuDeviceGet(byref(self.device), 0))
+        self.ok(self.cuda.cuDevicePrimaryCtxRetain(byref(self.context), self.device))
+        self.use()
+        self.waiting, self.other, self.spare = c_void_p(), c_void_p(), c_void_p()
+        if not default_stream:
+            self.ok(self.cuda.cuStreamCreate(byref(self.waiting), NON_BLOCKING))
+        self.ok(self.cuda.cuStreamCreate(byref(self.other), NON_BLOCKING))
+        self.ok(self.cuda.cuStreamCreate(byref(self.spare), NON_BLOCKING))
+        self.memory, self.freed = c_uint64(), c_uint64()
+        self.ok(self.cuda.cuMemAlloc_v2(byref(self.memory), c_size_t(64 * MIB)))
+        self.ok(self.cuda.cuMemAlloc_v2(byref(self.freed), c_size_t(64 * MIB)))
+        self.pinned, self.pinned_freed = c_void_p(), c_void_p()
+        for at in (self.pinned, self.pinned_freed):
+            self.ok(self.cuda.cuMemHostAlloc(byref(at), c_size_t(16 * MIB), PORTABLE | MAPPED))
+        self.word_at = c_uint64()
+        self.ok(self.cuda.cuMemHostGetDevicePointer_v2(byref(self.word_at), self.pinned, 0))
+        self.word = ctypes.cast(self.pinned, ctypes.POINTER(ctypes.c_uint64))
+        self.word[0] = 0
+        self.event = c_void_p()
+        self.ok(self.cuda.cuEventCreate(byref(self.event), DISABLE_TIMING))
+        self.module = self.load()
+        self.known, self.fresh = self.function("known"), self.function("fresh")
+        self.launch(self.known, self.waiting)
+        self.ok(self.cuda.cuCtxSynchronize())
+        self.told = threading.Event()
+        self._told = HOST_FUNCTION(lambda _: self.told.set())
+
+    @staticmethod
+    def ok(status: int) -> None:
+        """Raises RuntimeError."""
+        if status:
+            raise RuntimeError(f"CUresult {status}")
+
+    def use(self) -> None:
+        """In each thread."""
+        self.ok(self.cuda.cuCtxSetCurrent(self.context))
+
+    def load(self) -> c_void_p:
+        """Its code once more."""
+        module = c_void_p()
+        self.ok(self.cuda.cuModuleLoadData(byref(module), c_char_p(self.code)))
+        return module
+
+    def function(self, name: str) -> c_void_p:
+        """Of the module."""
+        found = c_void_p()
+        self.ok(self.cuda.cuModuleGetFunction(byref(found), self.module, name.encode()))
+        return found
+
+    def launch(self, function: c_void_p, stream: c_void_p) -> None:
+        """One block of one thread."""
+        argument = ctypes.cast(byref(self.memory), c_void_p)
+        arguments = (c_void_p * 1)(argument)
+        one = c_uint(1)
+        self.ok(
+            self.cuda.cuLaunchKernel(
+                function, one, one, one, one, one, one, c_uint(0), stream, arguments, None
+            )
+        )
+
+    def wait_for_word(self) -> None:
+        """The stream does, from now on."""
+        self.ok(
+            self.cuda.cuStreamWaitValue64_v2(
+                self.waiting, self.word_at, c_uint64(1), c_uint(GEQ)
+            )
+        )  # fmt: skip
+
+    def copy(self) -> None:
+        """To the card in another stream, a host function behind it, and that it is done."""
+        self.use()
+        to = c_uint64(self.memory.value + 32 * MIB)
+        source = c_void_p((self.pinned.value or 0) + MIB)
+        self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(2 * MIB), self.other))
+        self.ok(self.cuda.cuLaunchHostFunc(self.other, self._told, None))
+        self.told.wait()
+
+    # what is tried
+
+    def allocate(self) -> None:
+        at = c_uint64()
+        self.ok(self.cuda.cuMemAlloc_v2(byref(at), c_size_t(256 * MIB)))
+
+    def free(self) -> None:
+        self.ok(self.cuda.cuMemFree_v2(self.freed))
+
+    def pin(self) -> None:
+        at = c_void_p()
+        self.ok(self.cuda.cuMemHostAlloc(byref(at), c_size_t(64 * MIB), PORTABLE))
+
+    def unpin(self) -> None:
+        self.ok(self.cuda.cuMemFreeHost(self.pinned_freed))
+
+    def attributes(self) -> None:
+        value = c_int()
+        self.ok(self.cuda.cuFuncGetAttribute(byref(value), 4, self.fresh))
+
+    def global_variable(self) -> None:
+        at, size = c_uint64(), c_size_t()
+        self.ok(self.cuda.cuModuleGetGlobal_v2(byref(at), byref(size), self.module, b"large"))
+
+    def query(self) -> None:
+        self.cuda.cuStreamQuery(self.waiting)
+
+    def record(self) -> None:
+        self.ok(self.cuda.cuEventRecord(self.event, self.waiting))
+        self.ok(self.cuda.cuStreamWaitEvent(self.spare, self.event, 0))
+
+    def new_stream(self) -> None:
+        made = c_void_p()
+        self.ok(self.cuda.cuStreamCreate(byref(made), NON_BLOCKING))
+
+    def end_stream(self) -> None:
+        self.ok(self.cuda.cuStreamDestroy_v2(self.spare))
+
+    def print_limit(self) -> None:
+        self.ok(self.cuda.cuCtxSetLimit(1, c_size_t(8 * MIB)))
+
+    def pageable(self) -> None:
+        host = ctypes.create_string_buffer(MIB)
+        to = c_uint64(self.memory.value + 16 * MIB)
+        self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, host, c_size_t(MIB), self.waiting))
+
+    def function_of(self) -> None:
+        self.function("other")
+
+
+CALLS: dict[str, Callable[[Bench], Any]] = {
+    "launch again, the stream that waits": lambda b: b.launch(b.known, b.waiting),
+    "launch again, another stream": lambda b: b.launch(b.known, b.spare),
+    "first launch, the stream that waits": lambda b: b.launch(b.fresh, b.waiting),
+    "first launch, another stream": lambda b: b.launch(b.fresh, b.spare),
+    "cuFuncLoad": lambda b: b.ok(b.cuda.cuFuncLoad(b.fresh)),
+    "cuFuncGetAttribute of what was not launched": Bench.attributes,
+    "cuModuleLoadData": Bench.load,
+    "cuModuleGetFunction": Bench.function_of,
+    "cuModuleGetGlobal": Bench.global_variable,
+    "cuModuleUnload": lambda b: b.ok(b.cuda.cuModuleUnload(b.module)),
+    "cuMemAlloc": Bench.allocate,
+    "cuMemFree": Bench.free,
+    "cuMemHostAlloc": Bench.pin,
+    "cuMemFreeHost": Bench.unpin,
+    "cuStreamCreate": Bench.new_stream,
+    "cuStreamDestroy": Bench.end_stream,
+    "cuStreamQuery": Bench.query,
+    "cuEventRecord, cuStreamWaitEvent": Bench.record,
+    "cuCtxSetLimit": Bench.print_limit,
+    "a copy of pageable memory": Bench.pageable,
+    "cuStreamSynchronize": lambda b: b.ok(b.cuda.cuStreamSynchronize(b.waiting)),
+    "cuCtxSynchronize": lambda b: b.ok(b.cuda.cuCtxSynchronize()),
+}
+
+
+def thread_of(what: Callable[[], Any], said: list[str]) -> threading.Thread:
+    """It, with what went wrong."""
+
+    def run() -> None:
+        try:
+            what()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def try_one(name: str, default_stream: bool, code: Path) -> None:
+    """In a process of its own; prints JSON."""
+    bench = Bench(default_stream, code.read_bytes())
+    bench.wait_for_word()
+    said: list[str] = []
+
+    def call() -> None:
+        bench.use()
+        CALLS[name](bench)
+
+    calling = thread_of(call, said)
+    calling.join(PATIENCE_SECONDS)
+    returned = not calling.is_alive()
+    copying = thread_of(bench.copy, said)
+    copying.join(PATIENCE_SECONDS)
+    copied = not copying.is_alive()
+    bench.word[0] = 1
+    calling.join(PATIENCE_SECONDS)
+    copying.join(PATIENCE_SECONDS)
+    behind = not calling.is_alive() and not copying.is_alive()
+    result = {"returns": returned, "copies": copied, "behind": behind, "said": said}
+    print(json.dumps(result), flush=True)
+
+
+def compiled(folder: Path) -> Path:
+    """Machine code of this card where there is nvcc, so that the driver loads it lazily."""
+    source, to = folder / "code.cu", folder / "code.cubin"
+    source.write_text(SOURCE)
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    subprocess.run([nvcc, "-arch=native", "--cubin", "-o", to, source], check=True)
+    return to
+
+
+def row(name: str, default_stream: bool, code: Path) -> str:
+    """Its line."""
+    command = [sys.executable, __file__, "--one", name, str(int(default_stream)), str(code)]
+    where = "default stream" if default_stream else "another"
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{name:44s} | {where:14s} | never ended"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return f"{name:44s} | {where:14s} | failed: {done.stderr[-200:]!r}"
+    said = json.loads(lines[-1])
+    returns = "returns" if said["returns"] else "STANDS STILL"
+    copies = "copies go on" if said["copies"] else "COPIES STAND STILL"
+    behind = "" if said["behind"] else " | and behind it"
+    errors = f" | {'; '.join(said['said'])}" if said["said"] else ""
+    return f"{name:44s} | {where:14s} | {returns:12s} | {copies}{behind}{errors}"
+
+
+def main() -> int:
+    """Everything; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--only", default="", help="calls whose names begin so")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, default_stream, code = options.one
+        try_one(name, default_stream == "1", Path(code))
+        return 0
+    try:
+        count = c_int()
+        cuda = ctypes.CDLL("libcuda.so.1")
+        there = cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(byref(count)) == 0
+    except OSError:
+        there = False
+    if not there or not count.value:
+        print("skipped: this machine shows no NVIDIA GPU")
+        return 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        code = compiled(Path(folder))
+        began = time.monotonic()
+        wanted = [(n, d) for n in CALLS if n.startswith(options.only) for d in (True, False)]
+        for line in pool.map(lambda asked: row(asked[0], asked[1], code), wanted):
+            print(line, flush=True)
+        print(f"{time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
