@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from static_pool import StaticPool, build_programs
 
-ROOT = Path(__file__).resolve().parents[2]
+from sluice.config.native_files import find_native
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
 from programs import Program, facts, load_programs  # noqa: E402
 
@@ -78,9 +81,23 @@ def test_costs_no_signal_handler_before_there_is_some(tmp_path: Path) -> None:
     assert done.stdout.split(maxsplit=4) == ["0", "1", "1048576", "1048576", "{7}\n"], done.stderr
 
 
+@pytest.mark.parametrize("flags", [("-O2", "-D_FORTIFY_SOURCE=2"), ("-fno-plt", "-Wl,-z,now")])
+def test_each_system_call_on_it_moves_what_it_should(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """However the program was built; and `read` is led elsewhere from the first such memory on."""
+    library, source = find_native("libcudart.so.13"), HERE / "programs" / "system_calls.c"
+    program = tmp_path / "system_calls"
+    link = [library, "-Wl,--allow-shlib-undefined", "-ldl"]
+    subprocess.run(["gcc", "-U_FORTIFY_SOURCE", *flags, "-o", program, source, *link], check=True)
+    with StaticPool(tmp_path) as pool:
+        done = pool.run(program)
+    assert done.stdout == "before 1, after 0\n", done.stderr
+
+
 @pytest.mark.parametrize("way", ["shm", "relay", "tcp"])
 def test_is_a_plain_array_in_random_turns(tmp_path: Path, way: str) -> None:
-    turns = Path(__file__).with_name("managed_turns.py")
+    turns = HERE / "managed_turns.py"
     with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
         for seed in range(1, 6):
             run = pool.run(sys.executable, str(turns), str(seed))
