@@ -8,7 +8,7 @@ the native parts of Python packages. Reads files, loads none.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,6 @@ _STATIC_MARKS = (
     b"CUDA driver version is insufficient for CUDA runtime version\0",
 )
 _REGISTER = "__cudaRegisterFatBinary"
-_SHOWN = 4
 
 
 @dataclass
@@ -84,15 +83,7 @@ class Seen:
             )
         results += self._of_static_runtimes(subject)
         if len(self.versions) > 1:
-            needed = (f"{path} needs CUDA {v}'s" for v, path in sorted(self.versions.items()))
-            results.append(
-                bad(
-                    subject,
-                    f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
-                    "install packages that are for one of them: their structures differ, and a "
-                    "program has one",
-                )
-            )
+            results.append(mixes(subject, who, self.versions))
         if self.replaced:
             results.append(
                 ok(
@@ -127,7 +118,9 @@ class Seen:
                 unknown.append(path)
         results = []
         for version, files in sorted(known.items()):
-            inside = f"{_some(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
+            inside = (
+                f"{', '.join(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
+            )
             if diverts:
                 results.append(
                     ok(subject, f"{inside}: its functions lead to ours (static_runtime = divert)")
@@ -146,7 +139,7 @@ class Seen:
             results.append(
                 bad(
                     subject,
-                    f"{_some(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
+                    f"{', '.join(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
                     "(libcudart_static), which talks to NVIDIA's driver by private tables, of a "
                     "version that cannot be diverted here",
                     relink_advice(),
@@ -155,10 +148,14 @@ class Seen:
         return results
 
 
-def _some(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = len(shown) - _SHOWN
-    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def mixes(subject: str, who: str, versions: Mapping[str, Path]) -> Finding:
+    """That `who` has libraries of several CUDA versions, each needed by a file."""
+    needed = (f"{path} needs CUDA {v}'s" for v, path in sorted(versions.items()))
+    return bad(
+        subject,
+        f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
+        "install packages that are for one of them: their structures differ, and a program has one",
+    )
 
 
 def _carry(files: list[Path]) -> str:

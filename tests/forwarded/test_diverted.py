@@ -164,19 +164,78 @@ def test_nothing_is_touched_unless_it_is_asked_for(pool: StaticPool, built: Path
 
 
 def test_check_says_what_would_become_of_it(pool: StaticPool, built: Path) -> None:
-    def check(**variables: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "sluice.guest_runtime", "check", built / "symbols"],
-            env=pool.environment(PYTHONPATH=str(ROOT / "python"), **variables),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout
+    assert "carries the CUDA runtime inside (13.0.48)" in check(pool, built / "symbols")
+    assert "sluice run --static-runtime divert" in check(pool, built / "symbols")
+    asked = check(pool, built / "symbols", SLUICE_STATIC_RUNTIME="divert")
+    assert "its functions lead to ours" in asked
 
-    assert "carries the CUDA runtime inside (13.0.48)" in check()
-    assert "sluice run --static-runtime divert" in check()
-    assert "its functions lead to ours" in check(SLUICE_STATIC_RUNTIME="divert")
+
+def test_check_names_each_object_and_what_becomes_of_it(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    """Five of a known runtime, one of another; the program itself has none."""
+    known = [tmp_path / f"libanswer{number}.so" for number in range(5)]
+    for library in known:
+        shutil.copy(built / "libanswer.so", library)
+    other = with_one_other_byte(built / "libanswer.so", tmp_path / "libother.so")
+    program = tmp_path / "program"
+    link = ["-Wl,--no-as-needed", f"-L{tmp_path}", f"-Wl,-rpath,{tmp_path}"]
+    names = [f"-l:{library.name}" for library in (*known, other)]
+    subprocess.run(["c++", built / "linked.cc", "-o", program, *link, *names], check=True)
+    for divert, becomes in (("leave", "private tables"), ("divert", "lead to ours")):
+        said = check(pool, program, SLUICE_STATIC_RUNTIME=divert).splitlines()
+        (line,) = (each for each in said if "carry the CUDA runtime inside (13.0.48)" in each)
+        assert all(str(library) in line for library in known), line
+        assert becomes in line
+        assert any(
+            f"{other} carries the CUDA runtime inside (libcudart_static)" in each
+            and "of a version that cannot be diverted here" in each
+            for each in said
+        ), said
+
+
+def test_the_file_of_settings_is_as_good_as_the_option(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".sluice").mkdir()
+    (tmp_path / ".sluice" / "client.conf").write_text("[client]\nstatic_runtime = divert\n")
+    done = sluice_run(pool, built / "linked", HOME=str(tmp_path))
+    assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
+    assert "its functions lead to ours" in check(pool, built / "linked", HOME=str(tmp_path))
+    left = sluice_run(pool, "--static-runtime", "leave", built / "linked", HOME=str(tmp_path))
+    assert "statically linked CUDA runtime" in left.stderr, "the option comes before it"
+
+
+def check(pool: StaticPool, program: Path, **variables: str) -> str:
+    """What `sluice check` says of it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice.guest_runtime", "check", program],
+        env=pool.environment(PYTHONPATH=str(ROOT / "python"), **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def with_one_other_byte(source: Path, out: Path) -> Path:
+    """A copy of a program or library whose cudaStreamDestroy begins otherwise."""
+    symbols = subprocess.run(["nm", source], capture_output=True, text=True, check=True).stdout
+    (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
+    content = bytearray(source.read_bytes())
+    place = 0
+    headers = subprocess.run(
+        ["readelf", "-lW", source], capture_output=True, text=True, check=True
+    ).stdout
+    for row in headers.splitlines():
+        words = row.split()
+        if words and words[0] == "LOAD" and "E" in words[6:8]:
+            place = int(line.split()[0], 16) - int(words[2], 16) + int(words[1], 16)
+    assert place
+    content[place] ^= 1
+    out.write_bytes(content)
+    out.chmod(0o755)
+    return out
 
 
 def test_a_runtime_with_one_other_byte_is_left_alone(
@@ -185,24 +244,7 @@ def test_a_runtime_with_one_other_byte_is_left_alone(
     found = known_runtime(built / "vector_add")
     assert found
     assert (found.version, found.major) == ("13.0.48", 13)
-    symbols = subprocess.run(
-        ["nm", built / "vector_add"], capture_output=True, text=True, check=True
-    ).stdout
-    (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
-    content = bytearray((built / "vector_add").read_bytes())
-    place = 0
-    headers = subprocess.run(
-        ["readelf", "-lW", built / "vector_add"], capture_output=True, text=True, check=True
-    ).stdout
-    for row in headers.splitlines():
-        words = row.split()
-        if words and words[0] == "LOAD" and "E" in words[6:8]:
-            place = int(line.split()[0], 16) - int(words[2], 16) + int(words[1], 16)
-    assert place
-    content[place] ^= 1
-    other = tmp_path / "other"
-    other.write_bytes(content)
-    other.chmod(0o755)
+    other = with_one_other_byte(built / "vector_add", tmp_path / "other")
     assert known_runtime(other) is None
     done = sluice_run(pool, other, "100", SLUICE_STATIC_RUNTIME="divert")
     assert done.returncode != 0
