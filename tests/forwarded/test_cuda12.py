@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from folders import let_everybody_in
 from static_pool import StaticPool
 
 from sluice.config.native_files import find_native
@@ -76,7 +77,48 @@ def test_a_library_alone_says_it_too(tmp_path: Path) -> None:
         log = pool.log.read_text()
     assert int(done.stdout) == not_supported, done.stderr
     assert "for CUDA 12.9" in log
-    assert "there is no libcublas.so.13 on this node" in log
+    assert "there is no libcublas.so.12 and no libcublas.so.13 on this node" in log
+    assert "the GPU node has no libcublas.so.12 and no libcublas.so.13, which" in done.stderr
+
+
+ON_THE_NODE = """
+int cufftGetVersion(int* version) { *version = VERSION; return 0; }
+int cublasCreate_v2(void** handle) { *handle = &handle; return 0; }
+int cublasDestroy_v2(void* handle) { return 0; }
+"""
+ASKS = """
+import ctypes, sys
+fft, blas = (ctypes.CDLL(name) for name in sys.argv[1:])
+version, handle = ctypes.c_int(), ctypes.c_void_p()
+for _ in range(2):
+    assert fft.cufftGetVersion(ctypes.byref(version)) == 0
+    assert blas.cublasCreate_v2(ctypes.byref(handle)) == 0
+    assert blas.cublasDestroy_v2(handle) == 0
+print(version.value)
+"""
+
+
+def test_the_node_takes_its_libraries_of_cuda_12_where_it_has_them_and_says_so_once(
+    tmp_path: Path,
+) -> None:
+    """Here it has cuFFT's of both versions, and cuBLAS's of 13 alone."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    let_everybody_in(tmp_path)
+    for name, version in (("libcufft.so.11", 11), ("libcufft.so.12", 12), ("libcublas.so.13", 13)):
+        compile_c(ON_THE_NODE, folder / name, "-shared", "-fPIC", f"-DVERSION={version}")
+    of_12, of_13 = ("libcufft.so.11", "libcublas.so.12"), ("libcufft.so.12", "libcublas.so.13")
+    with StaticPool(tmp_path, libraries=folder) as pool:
+        older = pool.run(sys.executable, "-c", ASKS, *of_12)
+        said = pool.log.read_text()
+        newer = pool.run(sys.executable, "-c", ASKS, *of_13)
+    assert (older.stdout, newer.stdout) == ("11\n", "12\n"), older.stderr + newer.stderr
+    instead = "for a client of CUDA 12: there is no libcublas.so.12 on this node"
+    taken = [line.rpartition("took ")[2] for line in said.splitlines() if "took " in line]
+    assert taken == [
+        f"{folder}/libcufft.so.11 for libcufft.so.11",
+        f"{folder}/libcublas.so.13 {instead}",
+    ]
 
 
 RENAMED = """
