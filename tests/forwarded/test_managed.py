@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,32 @@ def test_costs_no_signal_handler_before_there_is_some(tmp_path: Path) -> None:
     with StaticPool(tmp_path) as pool:
         done = pool.run(sys.executable, "-c", FROM_PYTHON)
     assert done.stdout.split(maxsplit=4) == ["0", "1", "1048576", "1048576", "{7}\n"], done.stderr
+
+
+def test_advice_prefetching_and_attachment_are_remembered_or_refused(tmp_path: Path) -> None:
+    """Attributes: read mostly, preferred and last place (-1: the host, -2: none), their types."""
+    with StaticPool(tmp_path) as pool:
+        done = pool.run(sys.executable, HERE / "managed_hints.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "managed": 1,
+        "concurrent": 0,
+        "pageable": 0,
+        "direct": 0,
+        "new": [0, -2, -2, 0, 0],
+        "first half": [1, 0, -2, 1, 0],
+        "whole": [0, -2, -2, 0, 0],
+        "halves": [[0, 0, 0, 1, 1], [0, -2, -1, 0, 2]],
+        "accessed": [[-2, -2, -1, 0], [-2, -2, -2, 0]],
+        "accessed no more": [-2] * 4,
+        "refused": {
+            **{key: [1, 1] for key in ("beyond its end", "other memory", "nothing", "flags")},
+            "no such device": [101],
+            "a part": [1],
+            "the default stream": [1, 1],
+        },
+        "attached": 0,
+    }
 
 
 @pytest.mark.parametrize("flags", [("-O2", "-D_FORTIFY_SOURCE=2"), ("-fno-plt", "-Wl,-z,now")])
