@@ -113,13 +113,26 @@ def test_each_system_call_on_it_moves_what_it_should(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """However the program was built; and `read` is led elsewhere from the first such memory on."""
-    library, source = find_native("libcudart.so.13"), HERE / "programs" / "system_calls.c"
-    program = tmp_path / "system_calls"
-    link = [library, "-Wl,--allow-shlib-undefined", "-ldl"]
-    subprocess.run(["gcc", "-U_FORTIFY_SOURCE", *flags, "-o", program, source, *link], check=True)
+    program = compile_c("system_calls", tmp_path / "program", "-U_FORTIFY_SOURCE", *flags)
     with StaticPool(tmp_path) as pool:
         done = pool.run(program)
     assert done.stdout == "before 1, after 0\n", done.stderr
+
+
+def test_a_handler_of_a_library_that_comes_later_is_kept_too(tmp_path: Path) -> None:
+    library = compile_c("late_handler", tmp_path / "late.so", "-DLIBRARY", "-shared", "-fPIC")
+    program = compile_c("late_handler", tmp_path / "program")
+    with StaticPool(tmp_path) as pool:
+        done = pool.run(program, library)
+    assert done.stdout == "7 times right, 3 and 3 faults\n", done.stderr
+
+
+def compile_c(name: str, out: Path, *flags: str) -> Path:
+    """Makes one of programs/*.c."""
+    link = [find_native("libcudart.so.13"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    source = HERE / "programs" / f"{name}.c"
+    subprocess.run(["gcc", *flags, "-o", out, source, *link], check=True)
+    return out
 
 
 @pytest.mark.parametrize("way", ["shm", "relay", "tcp"])
