@@ -2,6 +2,7 @@
 """Programs compiled against CUDA 12's headers, by libcudart.so.12: as the same ones for 13 print.
 
 Client, worker and software GPU are the ones of CUDA 13; only the runtime in the program is another.
+test_every_program.py has them over TCP.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice.config.native_files import find_native
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
-from programs import Program, facts, load_programs  # noqa: E402
+from programs import Program, facts, load_programs, natively_with  # noqa: E402
 
 BUILT = ROOT / "build" / "programs" / "cuda12"
 #: What neither this channel nor the software GPU has, in programs of 13 as well.
@@ -28,7 +29,6 @@ ELSEWHERE = {
     "link_ptx": "the software GPU links nothing",
     "two_nodes": "wants GPUs of two nodes",
 }
-OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs", "host_pools")
 PROGRAMS = [one for one in load_programs(milestone_only=False, devices=2) if one.cuda12]
 
 
@@ -37,15 +37,6 @@ def built() -> Path:
     build = ROOT / "tests" / "programs" / "build.py"
     subprocess.run([sys.executable, build], check=True, timeout=300)
     return BUILT
-
-
-def expected(program: Program) -> str:
-    """What it prints: as for CUDA 13 but for the version, or as recorded natively with 12.9."""
-    recorded = ROOT / "tests" / "programs" / "expected" / "cuda12" / f"{program.name}.out"
-    if recorded.exists():
-        return recorded.read_text()
-    assert program.expected is not None
-    return program.expected.replace("runtime 13.0,", "runtime 12.9,")
 
 
 def test_the_session_says_which_version_it_is(tmp_path: Path, built: Path) -> None:
@@ -223,7 +214,7 @@ def run(pool: StaticPool, built: Path, program: Program) -> None:
         timeout=60,
         check=False,
     )
-    assert facts(done.stdout) == facts(expected(program)), done.stderr
+    assert facts(done.stdout) == facts(natively_with(program, 12)), done.stderr
     assert done.returncode == program.exit_code, done.stderr
 
 
@@ -232,11 +223,4 @@ def test_prints_what_it_prints_for_cuda_13(tmp_path: Path, built: Path, program:
     if program.name in ELSEWHERE:
         pytest.skip(ELSEWHERE[program.name])
     with StaticPool(tmp_path, vgpus=2, gpus=2) as pool:
-        run(pool, built, program)
-
-
-@pytest.mark.parametrize("name", OVER_TCP)
-def test_over_tcp_as_well(tmp_path: Path, built: Path, name: str) -> None:
-    [program] = [one for one in PROGRAMS if one.name == name]
-    with StaticPool(tmp_path, tcp=True) as pool:
         run(pool, built, program)
