@@ -85,6 +85,23 @@ def prefetch_batch(stream: ctypes.c_void_p, *parts: tuple[int, int, Location]) -
     )
 
 
+def free() -> int:
+    """MiB that the vGPU has left."""
+    left, total = SIZE(), SIZE()
+    must(CU.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)))
+    return left.value >> 20
+
+
+def charged() -> dict[str, int]:
+    """What becomes of the vGPU's memory, in MiB; more than it has is refused."""
+    before, at = free(), ADDRESS()
+    large = managed(100 << 20)
+    taken = before - free()
+    too_large = CU.cuMemAllocManaged(ctypes.byref(at), SIZE((before + 1) << 20), GLOBAL)
+    must(CU.cuMemFree_v2(ADDRESS(large)))
+    return {"taken": taken, "too large": too_large, "left": before - free()}
+
+
 def main() -> None:
     """All of it."""
     context, stream = ctypes.c_void_p(), ctypes.c_void_p()
@@ -125,6 +142,7 @@ def main() -> None:
         ],
     }
     said["attached"] = attach(at, size, GLOBAL)
+    said["charged"] = charged()
     print(json.dumps(said))
 
 

@@ -105,6 +105,7 @@ def test_advice_prefetching_and_attachment_are_remembered_or_refused(tmp_path: P
             "the default stream": [1, 1],
         },
         "attached": 0,
+        "charged": {"taken": 100, "too large": 2, "left": 0},
     }
 
 
