@@ -16,7 +16,7 @@ from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, note, ok
 from .installation import find_installation
 from .installation_check import relink_advice
-from .static_runtime import known_runtime, our_runtimes, wanted
+from .static_runtime import StaticRuntime, known_runtime, our_runtimes, wanted
 from .substitution import CUDA, LOCAL, Served
 
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
@@ -41,9 +41,9 @@ class Seen:
     theirs: set[str] = field(default_factory=set)
     #: Compilers and the like, which work as they are.
     local: set[str] = field(default_factory=set)
-    #: Files that carry the CUDA runtime inside.
-    static: list[Path] = field(default_factory=list)
-    #: Major version of CUDA → the first file that needs a library of it.
+    #: Files that carry the CUDA runtime inside → which, where it is known.
+    static: dict[Path, StaticRuntime | None] = field(default_factory=dict)
+    #: Major version of CUDA → the first file that needs a library of it, or carries its runtime.
     versions: dict[str, Path] = field(default_factory=dict)
 
     def add(self, elf: ElfFile, served: Served) -> None:
@@ -62,7 +62,9 @@ class Seen:
             elif CUDA.fullmatch(name):
                 self.theirs.add(name)
         if has_static_runtime(elf):
-            self.static.append(elf.path)
+            runtime = self.static[elf.path] = known_runtime(elf.path)
+            if runtime is not None:
+                self.versions.setdefault(str(runtime.major), elf.path)
 
     @property
     def anything(self) -> bool:
@@ -106,12 +108,10 @@ class Seen:
 
     def _of_static_runtimes(self, subject: str) -> list[Finding]:
         """By what would become of each: diverted, diverted if it is asked for, or not known."""
-        found = find_installation()
-        ours, diverts = our_runtimes(found), wanted(os.environ)
+        ours, diverts = our_runtimes(find_installation()), wanted(os.environ)
         known: dict[str, list[Path]] = {}
         unknown = []
-        for path in self.static:
-            runtime = known_runtime(path, found)
+        for path, runtime in self.static.items():
             if runtime is not None and runtime.major in ours:
                 known.setdefault(runtime.version, []).append(path)
             else:

@@ -146,6 +146,27 @@ def test_a_runtime_of_cuda_12_leads_to_ours_of_cuda_12(pool: StaticPool, tmp_pat
     assert done.stdout == (PROGRAMS / "expected" / "vector_add.out").read_text(), done.stderr
 
 
+@pytest.mark.skipif(not CUDA12.exists(), reason="CUDA 12.9's wheel is not unpacked in build/cuda12")
+def test_runtimes_of_two_versions_in_one_program_are_named(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    older = tmp_path / "libolder.so"
+    command = [*NVCC, "-cudart=none", f"-I{OLDER / 'include'}", "-shared", "-Xcompiler=-fPIC"]
+    libraries = [CUDA12, "-ldl", "-lrt", "-lpthread"]
+    subprocess.run([*command, "-o", older, built / "answer.cu", *libraries], check=True)
+    both = (built / "libanswer.so", older)
+    done = sluice_run(pool, built / "opens", *both, SLUICE_STATIC_RUNTIME="divert")
+    assert done.stdout == "42\n42\n", done.stderr
+    assert done.stderr.count("libraries of CUDA 13 and of CUDA 12") == 1
+    program = tmp_path / "program"
+    rpaths = [f"-Wl,-rpath,{library.parent}" for library in both]
+    link = ["-Wl,--no-as-needed", *rpaths, *(f"-L{library.parent}" for library in both)]
+    names = [f"-l:{library.name}" for library in both]
+    subprocess.run(["c++", built / "linked.cc", "-o", program, *link, *names], check=True)
+    said = check(pool, program, SLUICE_STATIC_RUNTIME="divert")
+    assert f"mixes libraries of several CUDA versions: {older} needs CUDA 12's" in said, said
+
+
 def test_what_ours_has_not_is_not_supported(pool: StaticPool, tmp_path: Path) -> None:
     (tmp_path / "egl.cu").write_text(LACKED)
     program = nvcc(tmp_path / "egl.cu", tmp_path / "egl")
