@@ -128,6 +128,15 @@ def test_a_handler_of_a_library_that_comes_later_is_kept_too(tmp_path: Path) -> 
     assert done.stdout == "7 times right, 3 and 3 faults\n", done.stderr
 
 
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_behind_an_error_the_program_reads_what_it_saw_last(tmp_path: Path, tcp: bool) -> None:
+    with StaticPool(tmp_path, tcp=tcp) as pool:
+        done = pool.run(sys.executable, HERE / "managed_after_error.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"error": 700, "seen": [5, 5, 8, 7], "written": 3}
+    assert done.stderr.count("the program reads what it saw last") == 1
+
+
 def compile_c(name: str, out: Path, *flags: str) -> Path:
     """Makes one of programs/*.c."""
     link = [find_native("libcudart.so.13"), "-Wl,--allow-shlib-undefined", "-ldl"]
