@@ -227,6 +227,25 @@ def test_the_file_of_settings_is_as_good_as_the_option(
     assert "statically linked CUDA runtime" in left.stderr, "the option comes before it"
 
 
+def test_sluice_run_without_python_knows_the_variable(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    script = shutil.copy(ROOT / "packaging" / "guest" / "sluice-run", tmp_path / "bin")
+    (tmp_path / "lib").symlink_to(find_native("libcuda.so.1").parent)
+    for setting, prints in (("divert", "42\n"), ("leave", "-1\n")):
+        variables = {"SLUICE_STATIC_RUNTIME": setting, "LD_LIBRARY_PATH": ""}
+        done = subprocess.run(
+            [script, built / "linked"],
+            env=pool.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout == prints, done.stderr
+
+
 def check(pool: StaticPool, program: Path, **variables: str) -> str:
     """What `sluice check` says of it."""
     done = subprocess.run(
