@@ -128,6 +128,15 @@ def test_a_handler_of_a_library_that_comes_later_is_kept_too(tmp_path: Path) -> 
     assert done.stdout == "7 times right, 3 and 3 faults\n", done.stderr
 
 
+def test_what_is_attached_is_touched_while_other_streams_work(tmp_path: Path) -> None:
+    """Over shared memory; elsewhere a host function runs before its caller goes on."""
+    with StaticPool(tmp_path) as pool:
+        done = pool.run(sys.executable, HERE / "managed_attached.py")
+    assert done.returncode == 0, done.stderr
+    seen = {"of another stream": [3, 3], "the host's": [4, 4], "nobody's": [5, 5], "waits": True}
+    assert json.loads(done.stdout) == seen
+
+
 @pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
 def test_behind_an_error_the_program_reads_what_it_saw_last(tmp_path: Path, tcp: bool) -> None:
     with StaticPool(tmp_path, tcp=tcp) as pool:
@@ -149,6 +158,6 @@ def compile_c(name: str, out: Path, *flags: str) -> Path:
 def test_is_a_plain_array_in_random_turns(tmp_path: Path, way: str) -> None:
     turns = HERE / "managed_turns.py"
     with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
-        for seed in range(1, 6):
+        for seed in range(1, 13):
             run = pool.run(sys.executable, str(turns), str(seed))
             assert run.stdout == "right\n", f"seed {seed}: {run.stdout}{run.stderr}"

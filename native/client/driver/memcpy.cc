@@ -81,7 +81,8 @@ CUresult use_managed(const Copy& c, std::initializer_list<ManagedEnd> ends) {
     if (!c.s->managed.may_contain(end->address)) continue;
     if (c.s->managed.contains(end->address)) end->side = Side::kDevice;
     if (c.stream->capture) continue;
-    if (const CUresult e = c.s->managed.before_use(end->address, bytes); e != CUDA_SUCCESS)
+    if (const CUresult e = c.s->managed.before_use(*c.stream, end->address, bytes);
+        e != CUDA_SUCCESS)
       return e;
   }
   return CUDA_SUCCESS;
@@ -267,7 +268,7 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
         e != CUDA_SUCCESS)
       return e;
   if (c.s->managed.any() && !c.stream->capture)
-    if (const CUresult e = c.s->managed.before_use(address, span(pitch, r)); e != CUDA_SUCCESS)
+    if (const CUresult e = c.s->managed.before_use(*at, address, span(pitch, r)); e != CUDA_SUCCESS)
       return e;
   note_use(c.s, at, address);
   const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};

@@ -76,8 +76,9 @@ class ManagedMemory {
   // ---- the device's turn
   // `stream` is about to be given work that may touch any managed memory that it sees.
   CUresult before_work(const Stream& stream);
-  // Work that touches this range and nothing else; a range of other memory is passed over.
-  CUresult before_use(uint64_t address, uint64_t bytes);
+  // Work of `stream` that touches this range and nothing else; a range of other memory is passed
+  // over.
+  CUresult before_use(const Stream& stream, uint64_t address, uint64_t bytes);
 
   // ---- the program's turn
   // False: it is none of ours, or its bytes cannot be had.
@@ -111,10 +112,12 @@ class ManagedMemory {
   void note_range(uint64_t from, uint64_t to);
   void note_held(const ManagedAllocation& allocation);
   CUresult release(ManagedAllocation& allocation, uint64_t from, uint64_t to, Stream** moved);
+  void note_other_work(ManagedAllocation* allocation, const Stream& stream);
 
   // Without it.
   void note_waited(uint64_t upto);
   CUresult wait_for_devices();
+  CUresult wait_for_stream(uint64_t id);
   bool wait_before_fetch(uint64_t address, uint64_t bytes, bool* mine);
 
   Session& session_;
