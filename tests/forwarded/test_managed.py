@@ -128,6 +128,20 @@ def test_a_handler_of_a_library_that_comes_later_is_kept_too(tmp_path: Path) -> 
     assert done.stdout == "7 times right, 3 and 3 faults\n", done.stderr
 
 
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("threads")
+    return compile_c("managed_threads", folder / "program", "-O1", "-std=c++20", "-pthread")
+
+
+@pytest.mark.parametrize("way", ["shm", "relay", "tcp"])
+def test_threads_see_what_their_own_streams_did(tmp_path: Path, threads: Path, way: str) -> None:
+    with StaticPool(tmp_path, tcp=way == "tcp", relay=way == "relay") as pool:
+        for _ in range(3):
+            done = pool.run(threads)
+            assert done.stdout == "right\n", done.stderr
+
+
 def test_what_is_attached_is_touched_while_other_streams_work(tmp_path: Path) -> None:
     """Over shared memory; elsewhere a host function runs before its caller goes on."""
     with StaticPool(tmp_path) as pool:
@@ -147,10 +161,11 @@ def test_behind_an_error_the_program_reads_what_it_saw_last(tmp_path: Path, tcp:
 
 
 def compile_c(name: str, out: Path, *flags: str) -> Path:
-    """Makes one of programs/*.c."""
+    """Makes one of programs/*.c and *.cc."""
     link = [find_native("libcudart.so.13"), "-Wl,--allow-shlib-undefined", "-ldl"]
-    source = HERE / "programs" / f"{name}.c"
-    subprocess.run(["gcc", *flags, "-o", out, source, *link], check=True)
+    (source,) = (HERE / "programs").glob(f"{name}.c*")
+    compiler = "gcc" if source.suffix == ".c" else "g++"
+    subprocess.run([compiler, *flags, "-o", out, source, *link], check=True)
     return out
 
 

@@ -134,6 +134,7 @@ CUresult copy_either(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wa
 
 CUresult copy_with_arrays(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
   if (!s->managed.any() || stream->capture) return copy_either(s, stream, p, wait);
+  const ManagedMemory::Giving giving(s->managed);
   CUDA_MEMCPY3D c = p;
   CUresult e = use_as_device(s, *stream, &c.srcMemoryType, c.srcHost, &c.srcDevice);
   if (e == CUDA_SUCCESS) e = use_as_device(s, *stream, &c.dstMemoryType, c.dstHost, &c.dstDevice);

@@ -365,6 +365,11 @@ CUresult ManagedMemory::before_use(const Stream& stream, uint64_t address, uint6
 
 // ---- the program's turn
 
+uint64_t ManagedMemory::given() const {
+  const uint64_t counted = works_;
+  return giving_ == 0 ? counted : waited_.load();
+}
+
 void ManagedMemory::note_waited(uint64_t upto) {
   uint64_t before = waited_;
   while (before < upto && !waited_.compare_exchange_weak(before, upto)) {
@@ -372,7 +377,7 @@ void ManagedMemory::note_waited(uint64_t upto) {
 }
 
 CUresult ManagedMemory::wait_for_devices() {
-  const uint64_t upto = works_;
+  const uint64_t upto = given();
   for (auto& d : session_.devices())
     if (const CUresult e = wait_idle(&session_, d.get()); e != CUDA_SUCCESS) return e;
   note_waited(upto);
@@ -403,9 +408,10 @@ bool ManagedMemory::wait_before_fetch(uint64_t address, uint64_t bytes, bool* mi
   CUresult e = all ? wait_for_devices() : CUDA_SUCCESS;
   if (!all && own_stream) e = wait_for_stream(own_stream);
   if (!all && other_stream && e == CUDA_SUCCESS) {
+    const bool sent = giving_ == 0;
     e = wait_for_stream(other_stream);
     const Lock lock(*this);
-    ManagedAllocation* a = at(address);
+    ManagedAllocation* a = sent ? at(address) : nullptr;
     if (e == CUDA_SUCCESS && a && a->other_work == other_work) a->other_work = a->other_stream = 0;
   }
   // With the session's end all work has ended.
@@ -442,7 +448,8 @@ bool ManagedMemory::prepare(uint64_t address, uint64_t bytes, bool write) {
 void ManagedMemory::after_wait() {
   if (!prefetches_wait_.load(std::memory_order_relaxed) || runs_host_function() || Lock::held())
     return;
-  if (const uint64_t upto = works_; waited_ < upto) {
+  if (waited_ < works_) {
+    const uint64_t upto = given();
     for (auto& d : session_.devices())
       if (!session_.work().idle(*d)) return;
     note_waited(upto);
