@@ -109,6 +109,19 @@ def test_advice_prefetching_and_attachment_are_remembered_or_refused(tmp_path: P
     }
 
 
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_a_variable_of_a_library_is_the_programs_too(tmp_path: Path, tcp: bool) -> None:
+    with StaticPool(tmp_path, tcp=tcp) as pool:
+        done = pool.run(sys.executable, HERE / "managed_of_library.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "seen": [5, 45, 140],
+        "bytes": 4,
+        "one address": True,
+        "refused": [500, 500],
+    }
+
+
 @pytest.mark.parametrize("flags", [("-O2", "-D_FORTIFY_SOURCE=2"), ("-fno-plt", "-Wl,-z,now")])
 def test_each_system_call_on_it_moves_what_it_should(
     tmp_path: Path, flags: tuple[str, ...]
