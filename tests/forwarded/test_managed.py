@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from breaking_network import BreakingNetwork
 from static_pool import StaticPool, build_programs
 
 from sluice.config.native_files import find_native
@@ -139,6 +140,17 @@ def test_a_handler_of_a_library_that_comes_later_is_kept_too(tmp_path: Path) -> 
     with StaticPool(tmp_path) as pool:
         done = pool.run(program, library)
     assert done.stdout == "7 times right, 3 and 3 faults\n", done.stderr
+
+
+def test_touches_outlive_connections_that_are_cut(tmp_path: Path) -> None:
+    with (
+        StaticPool(tmp_path, tcp=True, way="127.0.0.2") as pool,
+        BreakingNetwork(pool.data_port) as network,
+    ):
+        network.cut_within(500_000, seed=7)
+        run = pool.run(sys.executable, HERE / "managed_turns.py", "3")
+    assert run.stdout == "right\n", run.stderr
+    assert network.cuts > 10
 
 
 @pytest.fixture(scope="module")
