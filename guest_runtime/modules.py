@@ -8,7 +8,7 @@ the native parts of Python packages. Reads files, loads none.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, note, ok
 from .installation import find_installation
 from .installation_check import relink_advice
-from .static_runtime import known_runtime, our_runtimes, wanted
+from .static_runtime import StaticRuntime, known_runtime, our_runtimes, wanted
 from .substitution import CUDA, LOCAL, Served
 
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
@@ -27,7 +27,6 @@ _STATIC_MARKS = (
     b"CUDA driver version is insufficient for CUDA runtime version\0",
 )
 _REGISTER = "__cudaRegisterFatBinary"
-_SHOWN = 4
 
 
 @dataclass
@@ -42,9 +41,9 @@ class Seen:
     theirs: set[str] = field(default_factory=set)
     #: Compilers and the like, which work as they are.
     local: set[str] = field(default_factory=set)
-    #: Files that carry the CUDA runtime inside.
-    static: list[Path] = field(default_factory=list)
-    #: Major version of CUDA → the first file that needs a library of it.
+    #: Files that carry the CUDA runtime inside → which, where it is known.
+    static: dict[Path, StaticRuntime | None] = field(default_factory=dict)
+    #: Major version of CUDA → the first file that needs a library of it, or carries its runtime.
     versions: dict[str, Path] = field(default_factory=dict)
 
     def add(self, elf: ElfFile, served: Served) -> None:
@@ -63,7 +62,9 @@ class Seen:
             elif CUDA.fullmatch(name):
                 self.theirs.add(name)
         if has_static_runtime(elf):
-            self.static.append(elf.path)
+            runtime = self.static[elf.path] = known_runtime(elf.path)
+            if runtime is not None:
+                self.versions.setdefault(str(runtime.major), elf.path)
 
     @property
     def anything(self) -> bool:
@@ -84,15 +85,7 @@ class Seen:
             )
         results += self._of_static_runtimes(subject)
         if len(self.versions) > 1:
-            needed = (f"{path} needs CUDA {v}'s" for v, path in sorted(self.versions.items()))
-            results.append(
-                bad(
-                    subject,
-                    f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
-                    "install packages that are for one of them: their structures differ, and a "
-                    "program has one",
-                )
-            )
+            results.append(mixes(subject, who, self.versions))
         if self.replaced:
             results.append(
                 ok(
@@ -115,19 +108,19 @@ class Seen:
 
     def _of_static_runtimes(self, subject: str) -> list[Finding]:
         """By what would become of each: diverted, diverted if it is asked for, or not known."""
-        found = find_installation()
-        ours, diverts = our_runtimes(found), wanted(os.environ)
+        ours, diverts = our_runtimes(find_installation()), wanted(os.environ)
         known: dict[str, list[Path]] = {}
         unknown = []
-        for path in self.static:
-            runtime = known_runtime(path, found)
+        for path, runtime in self.static.items():
             if runtime is not None and runtime.major in ours:
                 known.setdefault(runtime.version, []).append(path)
             else:
                 unknown.append(path)
         results = []
         for version, files in sorted(known.items()):
-            inside = f"{_some(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
+            inside = (
+                f"{', '.join(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
+            )
             if diverts:
                 results.append(
                     ok(subject, f"{inside}: its functions lead to ours (static_runtime = divert)")
@@ -146,7 +139,7 @@ class Seen:
             results.append(
                 bad(
                     subject,
-                    f"{_some(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
+                    f"{', '.join(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
                     "(libcudart_static), which talks to NVIDIA's driver by private tables, of a "
                     "version that cannot be diverted here",
                     relink_advice(),
@@ -155,10 +148,14 @@ class Seen:
         return results
 
 
-def _some(names: Iterable[str]) -> str:
-    shown = list(names)
-    more = len(shown) - _SHOWN
-    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def mixes(subject: str, who: str, versions: Mapping[str, Path]) -> Finding:
+    """That `who` has libraries of several CUDA versions, each needed by a file."""
+    needed = (f"{path} needs CUDA {v}'s" for v, path in sorted(versions.items()))
+    return bad(
+        subject,
+        f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
+        "install packages that are for one of them: their structures differ, and a program has one",
+    )
 
 
 def _carry(files: list[Path]) -> str:

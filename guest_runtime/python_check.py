@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .findings import Finding, note
-from .modules import look_at
+from .modules import look_at, mixes
 from .substitution import Served
 
 _MOST_FILES = 1000
@@ -48,9 +48,15 @@ def check_python(interpreter: Path, arguments: Sequence[str], served: Served) ->
     if problem:
         return [note("packages", problem)]
     results = []
+    versions: dict[str, Path] = {}
+    alone = True
     for name, places in sorted(_locations(interpreter, names).items()):
         seen = look_at(_native_files(places), served)
         results += seen.findings("packages", name)
+        versions = {**seen.versions, **versions}
+        alone = alone and len(seen.versions) < 2  # else it is said of the package
+    if alone and len(versions) > 1:
+        results.append(mixes("packages", "the program", versions))
     return results
 
 

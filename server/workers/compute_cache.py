@@ -5,8 +5,9 @@ NVIDIA's driver keeps the machine code that it compiles of PTX in a folder (CUDA
 process that has none compiles the same kernel again for each plan of cuDNN's: see
 docs/decisions/0013. A worker writes to nothing that another session reads. It has a folder of its
 own, which is filled with what the node keeps for its tenant before the worker's user gets it, and
-which is taken back, looked through and removed when its process has ended. The driver itself finds
-files that are damaged by a checksum in them, and compiles again.
+which is taken back, looked through and removed when its process has ended. What is kept has a seal
+in its name, over tenant, key and bytes: what does not bear it out is removed and given to nobody.
+The driver itself finds files that are damaged by a checksum in them, and compiles again.
 
 Used by sessions.opening (give), sessions.registry (take_back), workers.process (environment) and
 workers.warm (forget).
@@ -27,12 +28,14 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sluice.server.workers.kept_files import Holdings, store
+from sluice.server.workers.kept_files import Holdings, copy, seal_of, store_sealed
 
 log = logging.getLogger("sluice.server")
 
 #: As the driver names an entry: two folders of a hexadecimal digit, and the rest of the key.
 ENTRY = re.compile(r"[0-9a-f]/[0-9a-f]/[0-9a-f]{1,62}")
+#: As it is kept: with its seal.
+KEPT = re.compile(rf"({ENTRY.pattern})\.([0-9a-f]{{32}})")
 DIGITS = "0123456789abcdef"
 #: A session's own folder may grow to, as the driver keeps it: so much of the node's.
 SHARE_OF_ONE = 4
@@ -57,6 +60,9 @@ class ComputeCache:
         # workers pass through to their own folder, whose name they know
         for place in (folder, self._workers):
             place.chmod(0o711)
+        for path in self._tenants.glob("*/?/?/*"):  # of a release before, or not stored whole
+            if not KEPT.fullmatch(str(path.relative_to(path.parents[2]))):
+                path.unlink(missing_ok=True)
 
     def environment(self, worker_id: str) -> dict[str, str]:
         """What makes the driver of a worker use its folder, which need not be there yet."""
@@ -124,17 +130,12 @@ class ComputeCache:
             room -= size
             if room < 0:
                 break
-            target = place / path.relative_to(own)
+            target = place / name_of(own, path)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders |= {target.parent, target.parent.parent}
-            try:
-                shutil.copyfile(path, target)
-            except FileNotFoundError:  # it made room for others meanwhile
-                target.unlink(missing_ok=True)
-                continue
             # The driver passes over files that its user may not write to.
-            target.chmod(0o644)
-            os.chown(target, uid, -1)
+            if copy_whole(own, path, target):
+                os.chown(target, uid, -1)
         for folder in sorted(folders, reverse=True):  # the worker's own last
             os.chown(folder, uid, -1)
 
@@ -151,7 +152,7 @@ class ComputeCache:
         """What is there and not kept yet; nothing in the folder is believed."""
         folder = self._folder_of(tenant)
         held = Holdings.of({owner: kept_in(owner) for owner in self._tenants.iterdir()})
-        had = {str(path.relative_to(folder)) for _, _, path in held.files[folder]}
+        had = {name_of(folder, path) for _, _, path in held.files[folder]}
         taken = 0
         for name, descriptor, size in entries(place):
             with contextlib.ExitStack() as closing:
@@ -162,8 +163,8 @@ class ComputeCache:
                 held.make_room(size, self._limit)
                 target = folder / name
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                store(descriptor, size, target)
-                held.add(folder, size, target)
+                seal = seal_of(f"{folder.name}/{name}")
+                held.add(folder, size, store_sealed(descriptor, size, target, seal))
 
     def _folder_of(self, tenant: str) -> Path:
         folder = self._tenants / hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()
@@ -173,7 +174,28 @@ class ComputeCache:
 
 def kept_in(folder: Path) -> Iterator[Path]:
     """The entries that the node keeps for a tenant."""
-    return (p for p in folder.glob("?/?/*") if ENTRY.fullmatch(str(p.relative_to(folder))))
+    return (p for p in folder.glob("?/?/*") if KEPT.fullmatch(str(p.relative_to(folder))))
+
+
+def name_of(folder: Path, kept: Path) -> str:
+    """As the driver names an entry that the node keeps for a tenant."""
+    return str(kept.relative_to(folder).with_suffix(""))
+
+
+def copy_whole(folder: Path, kept: Path, target: Path) -> bool:
+    """Whether a tenant's entry is there and as it was stored; else there is no copy of it."""
+    seal = seal_of(f"{folder.name}/{name_of(folder, kept)}")
+    try:
+        with kept.open("rb") as file:
+            copy(file.fileno(), os.fstat(file.fileno()).st_size, target, seal)
+    except FileNotFoundError:  # it made room for others meanwhile
+        return False
+    if kept.suffix == f".{seal.hexdigest()}":
+        return True
+    log.warning("compiled code that is kept was damaged, and is removed: %s", kept)
+    kept.unlink(missing_ok=True)
+    target.unlink()
+    return False
 
 
 def entries(place: Path) -> Iterator[tuple[str, int, int]]:

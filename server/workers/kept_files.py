@@ -7,12 +7,15 @@ Used by sessions.code_cache and workers.compute_cache, which say what an owner i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PIECE_BYTES = 1 << 20
+SEAL_BYTES = 16
+Seal = hashlib.blake2b
 
 
 @dataclass
@@ -54,13 +57,39 @@ class Holdings:
 
 def store(descriptor: int, size: int, target: Path) -> None:
     """Copies a file's bytes so that there is all of it at `target`, or nothing; raises OSError."""
+    with _scratch_beside(target) as scratch:
+        copy(descriptor, size, scratch)
+        scratch.rename(target)
+
+
+def store_sealed(descriptor: int, size: int, target: Path, seal: Seal) -> Path:
+    """The same, under a name that ends with the seal of what was copied; where it is."""
+    with _scratch_beside(target) as scratch:
+        copy(descriptor, size, scratch, seal)
+        return scratch.rename(f"{target}.{seal.hexdigest()}")
+
+
+def seal_of(place: str) -> Seal:
+    """A seal of what is kept at this place, which is none of what is kept at another."""
+    return hashlib.blake2b(place.encode() + b"\0", digest_size=SEAL_BYTES)
+
+
+def copy(descriptor: int, size: int, target: Path, seal: Seal | None = None) -> None:
+    """Copies a file's bytes; raises OSError."""
+    with target.open("wb") as file:
+        for offset in range(0, size, PIECE_BYTES):
+            piece = os.pread(descriptor, min(PIECE_BYTES, size - offset), offset)
+            if seal:
+                seal.update(piece)
+            file.write(piece)
+        os.fchmod(file.fileno(), 0o644)
+
+
+@contextlib.contextmanager
+def _scratch_beside(target: Path) -> Iterator[Path]:
     scratch = target.with_suffix(".new")
     try:
-        with scratch.open("wb") as file:
-            for offset in range(0, size, PIECE_BYTES):
-                file.write(os.pread(descriptor, min(PIECE_BYTES, size - offset), offset))
-            os.fchmod(file.fileno(), 0o644)
-        scratch.rename(target)
+        yield scratch
     except OSError:
         scratch.unlink(missing_ok=True)
         raise

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from sluice.config.native_files import find_native
 from sluice.guest_runtime.elf_file import read_elf
 from sluice.guest_runtime.modules import has_static_runtime
 
+ROOT = Path(__file__).resolve().parents[2]
+#: Where `make programs` unpacks NVIDIA's runtimes.
+VENDORS = {12: "cuda12/nvidia/cuda_runtime", 13: "cuda13/nvidia/cu13"}
 PROGRAM = """
 #include <cstdio>
 #include "abi/cuda_driver.h"
@@ -79,17 +83,32 @@ def run(program: Path, folder: Path) -> str:
     return done.stdout
 
 
+def global_names(archive: Path) -> set[str]:
+    command = ["nm", "--defined-only", "--extern-only", archive]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = (line.split() for line in listed.stdout.splitlines())
+    return {row[-1] for row in rows if len(row) == 3}
+
+
 def test_only_the_runtime_s_names_are_global(archive: Path) -> None:
-    listed = subprocess.run(
-        ["nm", "--defined-only", "--extern-only", archive],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [line.split()[-1] for line in listed.stdout.splitlines() if len(line.split()) == 3]
+    names = global_names(archive)
     assert "cudaMalloc" in names
     assert "__cudaRegisterFatBinary" in names
     assert [name for name in names if not name.startswith(("cuda", "__cuda"))] == []
+
+
+@pytest.mark.parametrize("major", VENDORS)
+def test_every_name_of_the_vendor_s_archive_is_there_but_for_graphics(
+    archive: Path, major: int
+) -> None:
+    vendor = ROOT / "build" / VENDORS[major] / "lib" / archive.name
+    if not vendor.exists():
+        pytest.skip(f"{vendor} is not unpacked (make programs)")
+    ours = global_names(archive if major == 13 else archive.parent / "cuda12" / archive.name)
+    theirs = {name for name in global_names(vendor) if name.startswith(("cuda", "__cuda"))}
+    lacking = sorted(theirs - ours)
+    assert len(theirs) > 400
+    assert [name for name in lacking if not re.search("EGL|GL|VDPAU|Egl", name)] == []
 
 
 def test_names_are_hidden_so_that_a_library_does_not_export_its_copy(

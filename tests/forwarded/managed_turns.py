@@ -2,8 +2,9 @@
 """Managed memory in random turns, against plain arrays: run by test_managed.py with a seed.
 
 As tests/programs/managed_random.cu without kernels, so from Python: the program's reads and writes,
-fills, copies of every kind and prefetches on three streams; then a socket, small objects, a host
-function and a child of fork. Ends with an exception where something is not as it must be.
+fills, copies of every kind, prefetches and attachments on three streams; then a socket, small
+objects, a host function and a child of fork. Ends with an exception where something is not as it
+must be.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ CUDA = ctypes.CDLL("libcudart.so.13")
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_size_t
 SIZES = (3 << 20, 5000, 100_000)
 TO_HOST, DEFAULT, TO_DEVICE_LOCATION, TO_HOST_LOCATION = 2, 4, 1, 2
+ATTACHMENTS = (1, 2, 4)  # to all, to the host, to one stream
 STEPS = 600
 
 
@@ -72,9 +74,10 @@ class Turns:
         i = random.randrange(3)
         start, count = self.part(i)
         at, byte = POINTER(self.places[i] + start), random.randrange(256)
-        kind = random.randrange(6)
+        kind = random.randrange(7)
         if kind < 2:
-            done(CUDA.cudaDeviceSynchronize())
+            if random.randrange(2):  # else the touch itself waits
+                done(CUDA.cudaDeviceSynchronize())
             if kind == 0:
                 self.compare(i, start, count)
             else:
@@ -96,6 +99,9 @@ class Turns:
         elif kind == 4:
             where = Location(random.choice([TO_DEVICE_LOCATION, TO_HOST_LOCATION]), 0)
             done(CUDA.cudaMemPrefetchAsync(at, SIZE(count), where, 0, stream))
+        elif kind == 5:
+            place, how = POINTER(self.places[i]), random.choice(ATTACHMENTS)
+            done(CUDA.cudaStreamAttachMemAsync(stream, place, SIZE(0), how))
         else:
             copy = ctypes.create_string_buffer(count)
             done(CUDA.cudaMemcpyAsync(copy, at, SIZE(count), TO_HOST, stream))

@@ -2,6 +2,7 @@
 """Programs compiled against CUDA 12's headers, by libcudart.so.12: as the same ones for 13 print.
 
 Client, worker and software GPU are the ones of CUDA 13; only the runtime in the program is another.
+test_every_program.py has them over TCP.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from folders import let_everybody_in
 from static_pool import StaticPool
 
 from sluice.config.native_files import find_native
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
-from programs import Program, facts, load_programs  # noqa: E402
+from programs import Program, facts, load_programs, natively_with  # noqa: E402
 
 BUILT = ROOT / "build" / "programs" / "cuda12"
 #: What neither this channel nor the software GPU has, in programs of 13 as well.
@@ -27,7 +29,6 @@ ELSEWHERE = {
     "link_ptx": "the software GPU links nothing",
     "two_nodes": "wants GPUs of two nodes",
 }
-OVER_TCP = ("vector_add", "device_query", "batch_copies", "conditional", "graphs", "host_pools")
 PROGRAMS = [one for one in load_programs(milestone_only=False, devices=2) if one.cuda12]
 
 
@@ -36,15 +37,6 @@ def built() -> Path:
     build = ROOT / "tests" / "programs" / "build.py"
     subprocess.run([sys.executable, build], check=True, timeout=300)
     return BUILT
-
-
-def expected(program: Program) -> str:
-    """What it prints: as for CUDA 13 but for the version, or as recorded natively with 12.9."""
-    recorded = ROOT / "tests" / "programs" / "expected" / "cuda12" / f"{program.name}.out"
-    if recorded.exists():
-        return recorded.read_text()
-    assert program.expected is not None
-    return program.expected.replace("runtime 13.0,", "runtime 12.9,")
 
 
 def test_the_session_says_which_version_it_is(tmp_path: Path, built: Path) -> None:
@@ -76,7 +68,48 @@ def test_a_library_alone_says_it_too(tmp_path: Path) -> None:
         log = pool.log.read_text()
     assert int(done.stdout) == not_supported, done.stderr
     assert "for CUDA 12.9" in log
-    assert "there is no libcublas.so.13 on this node" in log
+    assert "there is no libcublas.so.12 and no libcublas.so.13 on this node" in log
+    assert "the GPU node has no libcublas.so.12 and no libcublas.so.13, which" in done.stderr
+
+
+ON_THE_NODE = """
+int cufftGetVersion(int* version) { *version = VERSION; return 0; }
+int cublasCreate_v2(void** handle) { *handle = &handle; return 0; }
+int cublasDestroy_v2(void* handle) { return 0; }
+"""
+ASKS = """
+import ctypes, sys
+fft, blas = (ctypes.CDLL(name) for name in sys.argv[1:])
+version, handle = ctypes.c_int(), ctypes.c_void_p()
+for _ in range(2):
+    assert fft.cufftGetVersion(ctypes.byref(version)) == 0
+    assert blas.cublasCreate_v2(ctypes.byref(handle)) == 0
+    assert blas.cublasDestroy_v2(handle) == 0
+print(version.value)
+"""
+
+
+def test_the_node_takes_its_libraries_of_cuda_12_where_it_has_them_and_says_so_once(
+    tmp_path: Path,
+) -> None:
+    """Here it has cuFFT's of both versions, and cuBLAS's of 13 alone."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    let_everybody_in(tmp_path)
+    for name, version in (("libcufft.so.11", 11), ("libcufft.so.12", 12), ("libcublas.so.13", 13)):
+        compile_c(ON_THE_NODE, folder / name, "-shared", "-fPIC", f"-DVERSION={version}")
+    of_12, of_13 = ("libcufft.so.11", "libcublas.so.12"), ("libcufft.so.12", "libcublas.so.13")
+    with StaticPool(tmp_path, libraries=folder) as pool:
+        older = pool.run(sys.executable, "-c", ASKS, *of_12)
+        said = pool.log.read_text()
+        newer = pool.run(sys.executable, "-c", ASKS, *of_13)
+    assert (older.stdout, newer.stdout) == ("11\n", "12\n"), older.stderr + newer.stderr
+    instead = "for a client of CUDA 12: there is no libcublas.so.12 on this node"
+    taken = [line.rpartition("took ")[2] for line in said.splitlines() if "took " in line]
+    assert taken == [
+        f"{folder}/libcufft.so.11 for libcufft.so.11",
+        f"{folder}/libcublas.so.13 {instead}",
+    ]
 
 
 RENAMED = """
@@ -181,7 +214,7 @@ def run(pool: StaticPool, built: Path, program: Program) -> None:
         timeout=60,
         check=False,
     )
-    assert facts(done.stdout) == facts(expected(program)), done.stderr
+    assert facts(done.stdout) == facts(natively_with(program, 12)), done.stderr
     assert done.returncode == program.exit_code, done.stderr
 
 
@@ -190,11 +223,4 @@ def test_prints_what_it_prints_for_cuda_13(tmp_path: Path, built: Path, program:
     if program.name in ELSEWHERE:
         pytest.skip(ELSEWHERE[program.name])
     with StaticPool(tmp_path, vgpus=2, gpus=2) as pool:
-        run(pool, built, program)
-
-
-@pytest.mark.parametrize("name", OVER_TCP)
-def test_over_tcp_as_well(tmp_path: Path, built: Path, name: str) -> None:
-    [program] = [one for one in PROGRAMS if one.name == name]
-    with StaticPool(tmp_path, tcp=True) as pool:
         run(pool, built, program)

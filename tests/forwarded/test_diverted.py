@@ -146,6 +146,27 @@ def test_a_runtime_of_cuda_12_leads_to_ours_of_cuda_12(pool: StaticPool, tmp_pat
     assert done.stdout == (PROGRAMS / "expected" / "vector_add.out").read_text(), done.stderr
 
 
+@pytest.mark.skipif(not CUDA12.exists(), reason="CUDA 12.9's wheel is not unpacked in build/cuda12")
+def test_runtimes_of_two_versions_in_one_program_are_named(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    older = tmp_path / "libolder.so"
+    command = [*NVCC, "-cudart=none", f"-I{OLDER / 'include'}", "-shared", "-Xcompiler=-fPIC"]
+    libraries = [CUDA12, "-ldl", "-lrt", "-lpthread"]
+    subprocess.run([*command, "-o", older, built / "answer.cu", *libraries], check=True)
+    both = (built / "libanswer.so", older)
+    done = sluice_run(pool, built / "opens", *both, SLUICE_STATIC_RUNTIME="divert")
+    assert done.stdout == "42\n42\n", done.stderr
+    assert done.stderr.count("libraries of CUDA 13 and of CUDA 12") == 1
+    program = tmp_path / "program"
+    rpaths = [f"-Wl,-rpath,{library.parent}" for library in both]
+    link = ["-Wl,--no-as-needed", *rpaths, *(f"-L{library.parent}" for library in both)]
+    names = [f"-l:{library.name}" for library in both]
+    subprocess.run(["c++", built / "linked.cc", "-o", program, *link, *names], check=True)
+    said = check(pool, program, SLUICE_STATIC_RUNTIME="divert")
+    assert f"mixes libraries of several CUDA versions: {older} needs CUDA 12's" in said, said
+
+
 def test_what_ours_has_not_is_not_supported(pool: StaticPool, tmp_path: Path) -> None:
     (tmp_path / "egl.cu").write_text(LACKED)
     program = nvcc(tmp_path / "egl.cu", tmp_path / "egl")
@@ -164,19 +185,97 @@ def test_nothing_is_touched_unless_it_is_asked_for(pool: StaticPool, built: Path
 
 
 def test_check_says_what_would_become_of_it(pool: StaticPool, built: Path) -> None:
-    def check(**variables: str) -> str:
+    assert "carries the CUDA runtime inside (13.0.48)" in check(pool, built / "symbols")
+    assert "sluice run --static-runtime divert" in check(pool, built / "symbols")
+    asked = check(pool, built / "symbols", SLUICE_STATIC_RUNTIME="divert")
+    assert "its functions lead to ours" in asked
+
+
+def test_check_names_each_object_and_what_becomes_of_it(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    """Five of a known runtime, one of another; the program itself has none."""
+    known = [tmp_path / f"libanswer{number}.so" for number in range(5)]
+    for library in known:
+        shutil.copy(built / "libanswer.so", library)
+    other = with_one_other_byte(built / "libanswer.so", tmp_path / "libother.so")
+    program = tmp_path / "program"
+    link = ["-Wl,--no-as-needed", f"-L{tmp_path}", f"-Wl,-rpath,{tmp_path}"]
+    names = [f"-l:{library.name}" for library in (*known, other)]
+    subprocess.run(["c++", built / "linked.cc", "-o", program, *link, *names], check=True)
+    for divert, becomes in (("leave", "private tables"), ("divert", "lead to ours")):
+        said = check(pool, program, SLUICE_STATIC_RUNTIME=divert).splitlines()
+        (line,) = (each for each in said if "carry the CUDA runtime inside (13.0.48)" in each)
+        assert all(str(library) in line for library in known), line
+        assert becomes in line
+        assert any(
+            f"{other} carries the CUDA runtime inside (libcudart_static)" in each
+            and "of a version that cannot be diverted here" in each
+            for each in said
+        ), said
+
+
+def test_the_file_of_settings_is_as_good_as_the_option(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".sluice").mkdir()
+    (tmp_path / ".sluice" / "client.conf").write_text("[client]\nstatic_runtime = divert\n")
+    done = sluice_run(pool, built / "linked", HOME=str(tmp_path))
+    assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
+    assert "its functions lead to ours" in check(pool, built / "linked", HOME=str(tmp_path))
+    left = sluice_run(pool, "--static-runtime", "leave", built / "linked", HOME=str(tmp_path))
+    assert "statically linked CUDA runtime" in left.stderr, "the option comes before it"
+
+
+def test_sluice_run_without_python_knows_the_variable(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    script = shutil.copy(ROOT / "packaging" / "guest" / "sluice-run", tmp_path / "bin")
+    (tmp_path / "lib").symlink_to(find_native("libcuda.so.1").parent)
+    for setting, prints in (("divert", "42\n"), ("leave", "-1\n")):
+        variables = {"SLUICE_STATIC_RUNTIME": setting, "LD_LIBRARY_PATH": ""}
         done = subprocess.run(
-            [sys.executable, "-m", "sluice.guest_runtime", "check", built / "symbols"],
-            env=pool.environment(PYTHONPATH=str(ROOT / "python"), **variables),
+            [script, built / "linked"],
+            env=pool.environment(**variables),
             capture_output=True,
             text=True,
+            timeout=60,
             check=False,
         )
-        return done.stdout
+        assert done.stdout == prints, done.stderr
 
-    assert "carries the CUDA runtime inside (13.0.48)" in check()
-    assert "sluice run --static-runtime divert" in check()
-    assert "its functions lead to ours" in check(SLUICE_STATIC_RUNTIME="divert")
+
+def check(pool: StaticPool, program: Path, **variables: str) -> str:
+    """What `sluice check` says of it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice.guest_runtime", "check", program],
+        env=pool.environment(PYTHONPATH=str(ROOT / "python"), **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def with_one_other_byte(source: Path, out: Path) -> Path:
+    """A copy of a program or library whose cudaStreamDestroy begins otherwise."""
+    symbols = subprocess.run(["nm", source], capture_output=True, text=True, check=True).stdout
+    (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
+    content = bytearray(source.read_bytes())
+    place = 0
+    headers = subprocess.run(
+        ["readelf", "-lW", source], capture_output=True, text=True, check=True
+    ).stdout
+    for row in headers.splitlines():
+        words = row.split()
+        if words and words[0] == "LOAD" and "E" in words[6:8]:
+            place = int(line.split()[0], 16) - int(words[2], 16) + int(words[1], 16)
+    assert place
+    content[place] ^= 1
+    out.write_bytes(content)
+    out.chmod(0o755)
+    return out
 
 
 def test_a_runtime_with_one_other_byte_is_left_alone(
@@ -185,24 +284,7 @@ def test_a_runtime_with_one_other_byte_is_left_alone(
     found = known_runtime(built / "vector_add")
     assert found
     assert (found.version, found.major) == ("13.0.48", 13)
-    symbols = subprocess.run(
-        ["nm", built / "vector_add"], capture_output=True, text=True, check=True
-    ).stdout
-    (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
-    content = bytearray((built / "vector_add").read_bytes())
-    place = 0
-    headers = subprocess.run(
-        ["readelf", "-lW", built / "vector_add"], capture_output=True, text=True, check=True
-    ).stdout
-    for row in headers.splitlines():
-        words = row.split()
-        if words and words[0] == "LOAD" and "E" in words[6:8]:
-            place = int(line.split()[0], 16) - int(words[2], 16) + int(words[1], 16)
-    assert place
-    content[place] ^= 1
-    other = tmp_path / "other"
-    other.write_bytes(content)
-    other.chmod(0o755)
+    other = with_one_other_byte(built / "vector_add", tmp_path / "other")
     assert known_runtime(other) is None
     done = sluice_run(pool, other, "100", SLUICE_STATIC_RUNTIME="divert")
     assert done.returncode != 0

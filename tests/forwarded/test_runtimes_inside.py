@@ -7,23 +7,12 @@ particular about diverting. Sessions are on the software GPU, over shared memory
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtimes_inside import (
-    ARCHIVE,
-    NVCC,
-    OLDER,
-    PROGRAMS,
-    TOOLKIT,
-    prints_as_natively,
-    sluice_run,
-)
+from runtimes_inside import archives, build_inside, prints_as_natively, sluice_run
 from static_pool import StaticPool
-
-from sluice.config.native_files import find_native
 
 NAMES = {
     "vector_add": "10000",
@@ -36,33 +25,10 @@ NAMES = {
 }
 
 
-def archives() -> dict[tuple[int, str], Path]:
-    """By major and by whose it is."""
-    ours = find_native("libcuda.so.1").parent
-    return {
-        (12, "diverted"): OLDER / "lib" / ARCHIVE,
-        (13, "diverted"): TOOLKIT / "lib" / ARCHIVE,
-        (12, "relinked"): ours / "cuda12" / ARCHIVE,
-        (13, "relinked"): ours / ARCHIVE,
-    }
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """NAME-MAJOR-WAY of all of them."""
-    folder = tmp_path_factory.mktemp("inside")
-    nvcc = [*NVCC, "-cudart=none"]
-    for name in NAMES:
-        for major, headers in ((12, [f"-I{OLDER / 'include'}"]), (13, [])):
-            compiled = folder / f"{name}-{major}.o"
-            source = PROGRAMS / f"{name}.cu"
-            subprocess.run([*nvcc, *headers, "-c", "-o", compiled, source], check=True)
-            for (version, way), archive in archives().items():
-                if version == major:
-                    out = folder / f"{name}-{major}-{way}"
-                    libraries = [archive, "-ldl", "-lrt", "-lpthread"]
-                    subprocess.run([*nvcc, "-o", out, compiled, *libraries], check=True)
-    return folder
+    return build_inside(tmp_path_factory.mktemp("inside"), NAMES, archives())
 
 
 @pytest.fixture(scope="module", params=["shm", "tcp"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane, native_worker
 from folders import let_everybody_in
+from runtimes_inside import archives, build_inside, facts_of, natively
 
 from tests.withstand.guests import serving
 
@@ -32,6 +34,8 @@ pytestmark = [
 ]
 
 PROGRAMS = CHECKOUT / "build/programs"
+#: Run with the runtime of each CUDA version, in each of the ways in which a program has it.
+INSIDE = ("vector_add", "graphs", "managed")
 HOLD = """
 import ctypes, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -125,6 +129,34 @@ def test_a_cuda_program_runs_unchanged(plane: ControlPlane, guest: Guest) -> Non
     code, out, err = guest.run(f"SLUICE_GMEM=512 sluice run /host{PROGRAMS}/vector_add", START)
     assert code == 0, out + err
     assert "wrong 0" in out
+    assert_nothing_is_left(plane)
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """Programs with NVIDIA's static runtime of each version inside, and with the bundle's."""
+    folder = tmp_path_factory.mktemp("inside")
+    with tarfile.open(bundle) as archive:
+        archive.extractall(folder, filter="data")
+    return build_inside(folder, INSIDE, archives(folder / "sluice-guest" / "lib"))
+
+
+@pytest.mark.skipif(not PROGRAMS.exists(), reason="the test programs are not built")
+@pytest.mark.parametrize("way", ["shared", "relinked", "diverted"])
+@pytest.mark.parametrize("major", [12, 13])
+def test_programs_of_each_version_run_whichever_way_they_have_their_runtime(
+    plane: ControlPlane, guest: Guest, inside: Path, major: int, way: str
+) -> None:
+    """Over ivshmem; as they are in a process of this host in tests/forwarded."""
+    setting = "divert" if way == "diverted" else "leave"
+    shared = PROGRAMS / "cuda12" if major == 12 else PROGRAMS
+    for name in INSIDE:
+        program = shared / name if way == "shared" else inside / f"{name}-{major}-{way}"
+        before = len(plane.sessions("all"))
+        command = f"SLUICE_GMEM=512 sluice run --static-runtime {setting} /host{program}"
+        code, out, err = guest.run(command, START)
+        assert (code, facts_of(out)) == (0, natively(name)), err
+        assert len(plane.sessions("all")) == before + 1
     assert_nothing_is_left(plane)
 
 

@@ -49,6 +49,23 @@ def test_another_version_and_a_runtime_inside_are_found(packages: Path) -> None:
     assert str(packages / "linked/_native.cpython.so") in bad[1]
 
 
+def test_packages_for_different_versions_of_cuda_are_named(
+    packages: Path, compile_c: Compile
+) -> None:
+    for name in ("libcudart.so.12", "libcublas.so.13"):
+        shared = ("-shared", "-fPIC")
+        soname = f"-Wl,-soname,{name}"
+        library = compile_c(name, "int f(void){return 0;}", *shared, soname)
+        package = f"for_{name[-2:]}"
+        uses = "int f(void); int g(void){return f();}"
+        compile_c(f"site/{package}/_native.so", uses, *shared, str(library))
+        (packages / package / "__init__.py").touch()
+    (text,) = (t for t in texts("-c", "import for_12, for_13") if "mixes" in t)
+    assert f"{packages / 'for_12/_native.so'} needs CUDA 12's" in text
+    assert f"{packages / 'for_13/_native.so'} needs CUDA 13's" in text
+    assert not [t for t in texts("-c", "import for_13, plain") if "mixes" in t]
+
+
 def test_a_package_without_cuda_and_one_that_is_missing_say_nothing(packages: Path) -> None:
     assert texts("-c", "import plain, not_there_at_all, json") == []
 

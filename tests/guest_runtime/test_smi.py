@@ -296,6 +296,21 @@ def test_a_loop_goes_on_through_ends_and_stops_at_ctrl_c(pool: StaticPool) -> No
     assert process.returncode == 10
 
 
+@pytest.mark.parametrize("option", [("-l", "1"), ("--loop=1",)])
+def test_a_loop_in_seconds_shows_it_again(pool: StaticPool, option: tuple[str, ...]) -> None:
+    words = ("--query-gpu=index,memory.total", "--format=csv", *option)
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", *command(*words)],
+        env=environment(pool), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    shown = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert shown == ["index, memory.total [MiB]\n", *["0, 512 MiB\n"] * 2], "its head once"
+    assert process.returncode == 10
+
+
 def test_whoever_has_read_enough_ends_it(pool: StaticPool) -> None:
     words = " ".join(command("-lms", "10"))
     done = subprocess.run(

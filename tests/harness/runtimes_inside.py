@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from static_pool import StaticPool
@@ -17,11 +18,42 @@ TOOLKIT = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
 #: CUDA 12.9's headers and runtime.
 OLDER = ROOT / "build" / "cuda12" / "nvidia" / "cuda_runtime"
 ARCHIVE = "libcudart_static.a"
-NVCC = (
+NVCC: tuple[str | Path, ...] = (
     TOOLKIT / "bin" / "nvcc",
     *("-O1", "-std=c++17", "--no-compress", "-gencode=arch=compute_75,code=compute_75"),
     "-cudadevrt=none",
 )
+
+
+Archives = dict[tuple[int, str], Path]
+
+
+def archives(ours: Path | None = None) -> Archives:
+    """The static runtimes by major and by what becomes of them; `ours`: the folder of our own."""
+    ours = ours or find_native("libcuda.so.1").parent
+    return {
+        (12, "diverted"): OLDER / "lib" / ARCHIVE,
+        (13, "diverted"): TOOLKIT / "lib" / ARCHIVE,
+        (12, "relinked"): ours / "cuda12" / ARCHIVE,
+        (13, "relinked"): ours / ARCHIVE,
+    }
+
+
+def build_inside(folder: Path, names: Iterable[str], linked: Archives) -> Path:
+    """NAME-MAJOR-WAY of them all: compiled once for each major, and linked with each archive."""
+    nvcc: list[str | Path] = [*NVCC, "-cudart=none"]
+    headers = {12: [f"-I{OLDER / 'include'}"], 13: []}
+    for name in names:
+        for major in headers:
+            compiled = folder / f"{name}-{major}.o"
+            source = PROGRAMS / f"{name}.cu"
+            subprocess.run([*nvcc, *headers[major], "-c", "-o", compiled, source], check=True)
+            for (version, way), archive in linked.items():
+                if version == major:
+                    out = folder / f"{name}-{major}-{way}"
+                    command = [*nvcc, "-o", out, compiled, archive, "-ldl", "-lrt", "-lpthread"]
+                    subprocess.run(command, check=True)
+    return folder
 
 
 def sluice_run(
@@ -46,7 +78,15 @@ def sluice_run(
 
 def prints_as_natively(name: str, done: subprocess.CompletedProcess[str]) -> None:
     """Fails the test where a program of tests/programs did not."""
-    said = [line for line in done.stdout.splitlines() if not line.startswith("# ")]
-    expected = (PROGRAMS / "expected" / f"{name}.out").read_text().splitlines()
-    assert said == [line for line in expected if not line.startswith("# ")], done.stderr
+    assert facts_of(done.stdout) == natively(name), done.stderr
     assert done.returncode == 0
+
+
+def natively(name: str) -> list[str]:
+    """What a program prints natively, on any machine."""
+    return facts_of((PROGRAMS / "expected" / f"{name}.out").read_text())
+
+
+def facts_of(text: str) -> list[str]:
+    """Its lines that describe no machine."""
+    return [line for line in text.splitlines() if not line.startswith("# ")]

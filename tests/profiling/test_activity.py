@@ -28,6 +28,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {n: build_cupti_program(source, folder / f"activity{n}", n) for n in (13, 12)}
 
 
+@pytest.fixture(scope="session")
+def managed_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """managed.cu."""
+    folder = tmp_path_factory.mktemp("managed")
+    return build_cupti_program(HERE / "managed.cu", folder / "managed", 13)
+
+
 def profile(program: Path, pool: StaticPool, *arguments: str) -> dict[str, list[Record]]:
     """Its records by kind."""
     result = subprocess.run(
@@ -39,6 +46,7 @@ def profile(program: Path, pool: StaticPool, *arguments: str) -> dict[str, list[
         check=False,
     )
     assert result.returncode == 0, result.stderr
+    assert result.stderr.count("counters are of all its sessions") == 1, "a reason, once"
     found: dict[str, list[Record]] = {}
     for line in result.stdout.splitlines():
         record = json.loads(line)
@@ -110,3 +118,13 @@ def test_a_profiler_is_told_of_kernels_copies_and_calls(
 def test_a_profiler_may_bring_its_own_clock(programs: dict[int, Path], tmp_path: Path) -> None:
     with StaticPool(tmp_path) as pool:
         check(profile(programs[13], pool, "ticks"), times=False)
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_pages_of_managed_memory_move_unseen(
+    managed_program: Path, tmp_path: Path, tcp: bool
+) -> None:
+    with StaticPool(tmp_path, tcp=tcp) as pool:
+        done = pool.run(managed_program)
+    seen = "sum 10000100000: 2 kernels, 1 copies of 400000 bytes, 1 fills\n"
+    assert done.stdout == seen, done.stderr

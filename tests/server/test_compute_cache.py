@@ -2,7 +2,8 @@
 """What drivers have compiled: given to a worker, taken back, kept apart by tenant and bounded.
 
 What the driver does with its folder was measured on a card (docs/decisions/0013); here are the
-folder's rights, and what a worker that was taken over may have left in it.
+folder's rights, what a worker that was taken over may have left in it, and what became of it on
+the disk.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
+from control_plane import Client, native_worker, running, wait_for
+from folders import let_everybody_in
 
 from sluice.server.workers.compute_cache import MOST_ENTRIES, ComputeCache
 
@@ -109,6 +113,74 @@ async def test_an_entry_that_is_kept_is_not_replaced(tmp_path: Path) -> None:
     await session(cache, "w2", "tenant", a1beef=b"something else")
     await cache.give("w3", "tenant", UID)
     assert found_in(place_of(cache, "w3")) == {"a/1/beef": CODE}
+
+
+async def test_what_was_damaged_or_lies_at_another_place_is_given_to_nobody(tmp_path: Path) -> None:
+    """Whoever did it: a disk, a crash, somebody who exchanged files of tenants or of keys."""
+    cache = cache_of(tmp_path)
+    await session(cache, "w1", "a", a1beef=CODE, b2beef=CODE + b"other", c3beef=CODE)
+    await session(cache, "w2", "b", d4beef=b"of b's")
+    kept = {p.relative_to(tmp_path).parts[3]: p for p in (tmp_path / "cache").rglob("*.*")}
+    kept["a"].write_bytes(CODE[:-1] + b"!")
+    kept["b"].rename(kept["b"].with_name("feed" + kept["b"].suffix))
+    kept["c"].unlink()
+    elsewhere = kept["c"].parents[2] / "d" / "4"
+    elsewhere.mkdir(parents=True)
+    kept["d"].rename(elsewhere / kept["d"].name)
+    assert await session(cache, "w3", "a") == []
+    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
+    # and it is kept anew when somebody has compiled it again
+    assert await session(cache, "w4", "a", a1beef=CODE) == []
+    assert await session(cache, "w5", "a") == ["a/1/beef"]
+
+
+async def test_what_an_older_release_kept_is_removed(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path)
+    await session(cache, "w1", "tenant", a1beef=CODE)
+    (kept,) = (tmp_path / "cache").rglob("beef.*")
+    kept.rename(kept.with_name("feed"))
+    kept.with_name("beef.new").write_bytes(b"a part")
+    assert await session(cache_of(tmp_path), "w2", "tenant") == []
+    assert list(kept.parent.iterdir()) == []
+
+
+@needs_root
+@pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
+def test_a_worker_finds_what_its_tenant_left_and_nothing_else(tmp_path: Path) -> None:
+    """Real sessions, of two users: what the driver would write, the worker's user writes here."""
+    let_everybody_in(tmp_path)
+    with running(tmp_path) as plane:
+
+        def place_of_next(uid: int) -> tuple[Client, Path, int]:
+            client = plane.client(uid=uid)
+            assert client.first["status"] == 0, client.first
+            [worker] = plane.session_worker_pids()
+            variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+            [place] = (v[16:] for v in variables if v.startswith(b"CUDA_CACHE_PATH="))
+            return client, Path(os.fsdecode(place)), Path(f"/proc/{worker}").stat().st_uid
+
+        def end(client: Client, place: Path) -> None:
+            client.kill()
+            wait_for(lambda: not plane.grants() and not place.exists(), message="it to be kept")
+
+        client, place, worker_uid = place_of_next(4711)
+        assert worker_uid != 0
+        write = "mkdir -p a/1; printf code >a/1/beef; test ! -r .. && test ! -r ../../tenants"
+        subprocess.run(["sh", "-ec", write], cwd=place, user=worker_uid, group=65534, check=True)
+        end(client, place)
+        client, place, worker_uid = place_of_next(4711)
+        assert found_in(place) == {"a/1/beef": b"code"}
+        assert (place / "a" / "1" / "beef").stat().st_uid == worker_uid
+        end(client, place)
+        client, place, _ = place_of_next(4712)
+        assert found_in(place) == {}
+        end(client, place)
+        [kept] = (plane.folder / "state" / "compute-cache" / "tenants").rglob("beef.*")
+        kept.write_bytes(b"evil")
+        client, place, _ = place_of_next(4711)
+        assert found_in(place) == {}
+        assert "was damaged, and is removed" in plane.log("server")
+        end(client, place)
 
 
 async def test_room_is_bounded_and_who_holds_most_loses_the_oldest(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from scrapes import scrape
 
 from .at_work import worker_of
 from .conftest import arbiter_pid
-from .prompted import ENDLESS, Prompted
+from .prompted import ENDLESS, SOURCES, Prompted
 from .suspended import (
     MOVED_MIB,
     PIECE_MIB,
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.control_plane(
 #: Where a session is not to come to a stop: it need not be waited for, and none that does is.
 IMPATIENT = pytest.mark.control_plane(suspend={"swap_mib": SWAP_MIB, "drain_seconds": 1})
 LARGEST_MIB = 30
+MANAGED_MIB = 8
 READY = {"swap_mib": 1024, "ready_mib": 512}
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])
 SIGNALS = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -104,6 +105,22 @@ def test_a_session_is_suspended_and_goes_on_bit_for_bit(
     is_right(subject)
     assert subject.ask("between") == between
     assert booked(plane) == (64, 10)
+
+
+@CHANNELS
+def test_managed_memory_goes_with_it_but_for_what_the_program_holds(
+    plane: ControlPlane, begin: Begin, channel: str
+) -> None:
+    subject = begin(channel, filled=False, program=SOURCES / "managed_subject.py")
+    assert subject.ask("managed", mib=MANAGED_MIB) == {"wrong": 0}
+    grant = suspend(plane, subject)
+    assert booked(plane)[0] < 64 - MANAGED_MIB, "it moves as any memory"
+    assert subject.ask("held") == {"wrong": 0}, "this needs no GPU"
+    subject.tell("all_of_it")
+    assert is_still(subject), "it waits in its touch"
+    resume(plane, grant)
+    assert subject.answer() == {"wrong": 0}
+    assert subject.ask("check") == {"wrong": 0}
 
 
 def test_ten_times_in_a_row_and_in_the_middle_of_its_work(

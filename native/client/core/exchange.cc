@@ -111,6 +111,7 @@ CUresult Session::post(uint16_t function, const void* body, size_t bytes,
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   std::vector<std::byte> taken;
   if (managed.any() && !tail.empty() && !(taken = taken_from_managed(tail)).empty()) tail = taken;
+  const ManagedMemory::Giving giving(managed);
   if (work.stream)
     if (const CUresult e = before_work(function, work.stream); e != CUDA_SUCCESS) return e;
   if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose(context);
@@ -158,6 +159,7 @@ CUresult Session::begin_exchange(Exchange* exchange, uint16_t function, const vo
   if (forked_.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   if (!exchange->has_lane) take_lane(&exchange->lane, true);
   exchange->has_lane = true;
+  const ManagedMemory::Giving giving(managed);
   if (work.stream)
     if (const CUresult e = before_work(function, work.stream); e != CUDA_SUCCESS) {
       lanes_[exchange->lane].busy.store(false, std::memory_order_release);

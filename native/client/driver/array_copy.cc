@@ -118,13 +118,14 @@ CUresult within_device(Session* s, Stream* stream, const CopyEnd& to, const Copy
 namespace {
 
 // Managed memory is the device's, whatever the caller calls it.
-CUresult use_as_device(Session* s, CUmemorytype* type, const void* host, CUdeviceptr* device) {
+CUresult use_as_device(Session* s, const Stream& stream, CUmemorytype* type, const void* host,
+                       CUdeviceptr* device) {
   if (*type == CU_MEMORYTYPE_ARRAY) return CUDA_SUCCESS;
   const auto address = *type == CU_MEMORYTYPE_HOST ? reinterpret_cast<CUdeviceptr>(host) : *device;
   if (!s->managed.contains(address)) return CUDA_SUCCESS;
   *type = CU_MEMORYTYPE_DEVICE;
   *device = address;
-  return s->managed.before_use(address, ~uint64_t{0});
+  return s->managed.before_use(stream, address, ~uint64_t{0});
 }
 
 CUresult copy_either(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait);
@@ -133,9 +134,10 @@ CUresult copy_either(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wa
 
 CUresult copy_with_arrays(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
   if (!s->managed.any() || stream->capture) return copy_either(s, stream, p, wait);
+  const ManagedMemory::Giving giving(s->managed);
   CUDA_MEMCPY3D c = p;
-  CUresult e = use_as_device(s, &c.srcMemoryType, c.srcHost, &c.srcDevice);
-  if (e == CUDA_SUCCESS) e = use_as_device(s, &c.dstMemoryType, c.dstHost, &c.dstDevice);
+  CUresult e = use_as_device(s, *stream, &c.srcMemoryType, c.srcHost, &c.srcDevice);
+  if (e == CUDA_SUCCESS) e = use_as_device(s, *stream, &c.dstMemoryType, c.dstHost, &c.dstDevice);
   return e == CUDA_SUCCESS ? copy_either(s, stream, c, wait) : e;
 }
 

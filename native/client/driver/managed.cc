@@ -41,7 +41,7 @@ CUresult prefetch(Session* s, Stream* stream, uint64_t address, uint64_t bytes, 
   const CUresult e = s->managed.advise(address, bytes, [&](Advice* a) { a->prefetched = to; });
   if (e != CUDA_SUCCESS) return e;
   return to == Advice::kHost ? s->managed.prefetch_to_host(address, bytes)
-                             : s->managed.before_use(address, bytes);
+                             : s->managed.before_use(*stream, address, bytes);
 }
 
 // Whether the attribute is about processors rather than a number, and is written to `data`.

@@ -81,7 +81,8 @@ CUresult use_managed(const Copy& c, std::initializer_list<ManagedEnd> ends) {
     if (!c.s->managed.may_contain(end->address)) continue;
     if (c.s->managed.contains(end->address)) end->side = Side::kDevice;
     if (c.stream->capture) continue;
-    if (const CUresult e = c.s->managed.before_use(end->address, bytes); e != CUDA_SUCCESS)
+    if (const CUresult e = c.s->managed.before_use(*c.stream, end->address, bytes);
+        e != CUDA_SUCCESS)
       return e;
   }
   return CUDA_SUCCESS;
@@ -93,6 +94,7 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
   if (wait)
     if (const CUresult e = c.s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
+  const ManagedMemory::Giving giving(c.s->managed);
   if (c.s->managed.any())
     if (const CUresult e = use_managed(c, {{&to, span(to_pitch, r)}, {&from, span(from_pitch, r)}});
         e != CUDA_SUCCESS)
@@ -266,8 +268,9 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
     if (const CUresult e = stream_for_memory(c.s, c.stream, address, span(pitch, r), &at);
         e != CUDA_SUCCESS)
       return e;
+  const ManagedMemory::Giving giving(c.s->managed);
   if (c.s->managed.any() && !c.stream->capture)
-    if (const CUresult e = c.s->managed.before_use(address, span(pitch, r)); e != CUDA_SUCCESS)
+    if (const CUresult e = c.s->managed.before_use(*at, address, span(pitch, r)); e != CUDA_SUCCESS)
       return e;
   note_use(c.s, at, address);
   const wire::FillDevice f{at->wire_id, address, pitch, width, rows, element, value};

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "client/core/log.h"
+#include "client/core/runtime_version.h"
 #include "client/library/group.h"
 #include "client/library/outgoing.h"
 #include "client/profile/driver_calls.h"
@@ -25,6 +27,23 @@ namespace {
 // The slot of an object for what a computation left in it; no function and argument has it.
 constexpr uint64_t kComputed = ~0ull;
 constexpr size_t kMostLearned = 1 << 20, kMostAnswers = 1 << 16;
+
+// What the node looks for on behalf of this program: its own CUDA version's, then the newest.
+std::string wanted(const std::string& soname, const char* between) {
+  struct Older {
+    uint32_t major;
+    const char *newest, *older;
+  };
+  constexpr Older all[] = {
+#define SLUICE_OLDER_SONAME(major, newest, older) {major, newest, older},
+#include "library/older.inc"
+#undef SLUICE_OLDER_SONAME
+  };
+  for (const Older& one : all)
+    if (one.major == runtime_version() / 1000 && soname == one.newest)
+      return one.older + std::string(between) + soname;
+  return soname;
+}
 
 }  // namespace
 
@@ -47,15 +66,16 @@ int32_t enter_library(const wire::LibraryStatus& status, Session** session, Devi
 
 // The worker could not call: the node lacks the library, or has an older one.
 void say_lacking(CUresult e, const char* soname, const char* function) {
-  const std::string name = soname;
   if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED)
     log_once(LogLevel::kError,
-             "the GPU node has no " + name + ", which this program needs (" + function +
+             "the GPU node has no " + wanted(soname, " and no ") + ", which this program needs (" +
+                 function +
                  "). Install it there, or name its folder in the node's server.conf ([server] "
                  "cuda_libraries); `sluice-server --check` lists what a node has");
   else
-    log_once(LogLevel::kError, "the GPU node's " + name + " is older than this client: it has no " +
-                                   function + "; install a newer one there");
+    log_once(LogLevel::kError, "the GPU node's " + wanted(soname, " or ") +
+                                   " is older than this client: it has no " + function +
+                                   "; install a newer one there");
 }
 
 // Sends the command. Without a value: fire and forget, it succeeded as far as anybody can tell.

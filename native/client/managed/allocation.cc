@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
+#include "client/core/enter.h"
 #include "client/core/log.h"
 #include "client/core/session.h"
 #include "client/driver/transfer.h"
@@ -31,6 +33,18 @@ CUresult in_pieces(Session& s, uint64_t bytes, F copy) {
   return CUDA_SUCCESS;
 }
 
+// Pages move for Sluice's own sake: to a profiler they are none of the call that they move in.
+class OfNoCall {
+ public:
+  OfNoCall() : kept_(std::exchange(thread_state().call, {})) {}
+  ~OfNoCall() { thread_state().call = kept_; }
+  OfNoCall(const OfNoCall&) = delete;
+  OfNoCall& operator=(const OfNoCall&) = delete;
+
+ private:
+  const CallMark kept_;
+};
+
 // With the session its memory is gone: the program keeps what it saw last, and every call tells it.
 bool lost(Session& s) {
   if (s.sticky() == CUDA_SUCCESS) return false;
@@ -53,6 +67,7 @@ bool ManagedAllocation::for_bytes(uint64_t at, uint64_t bytes, F f) const {
 }
 
 bool ManagedAllocation::fetch(uint64_t at, uint64_t bytes) {
+  const OfNoCall unseen;
   const bool done = for_bytes(at, bytes, [&](uint64_t from, uint64_t count) {
     return in_pieces(session, count, [&](uint64_t offset, uint64_t part) {
              return copy_to_host(&session, mover, mapping.second(from + offset), part,
@@ -63,6 +78,7 @@ bool ManagedAllocation::fetch(uint64_t at, uint64_t bytes) {
 }
 
 bool ManagedAllocation::store(uint64_t at, uint64_t bytes) {
+  const OfNoCall unseen;
   const bool done = for_bytes(at, bytes, [&](uint64_t from, uint64_t count) {
     return in_pieces(session, count, [&](uint64_t offset, uint64_t part) {
              return copy_to_device(&session, mover, {from + offset, part},

@@ -61,8 +61,8 @@ struct ManagedAllocation : PageMover {
   Attached attached = Attached::kGlobal;
   uint64_t stream = 0;  // of kSingle
   // The newest of the works (ManagedMemory::works_) that may touch it by other ways than its
-  // attachment says.
-  uint64_t other_work = 0;
+  // attachment says, and the one stream that has all of these; 0: there may be several.
+  uint64_t other_work = 0, other_stream = 0;
   std::unique_ptr<IntervalMap<Advice>> advice;
   ManagedPages pages;
 

@@ -7,6 +7,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -21,9 +22,22 @@ namespace {
 
 std::mutex g_mutex;
 bool g_installed = false;
-// The program's own action. Two places, so that a handler that reads one never sees half of it.
-struct sigaction g_actions[2];
+// The program's own action, and behind it those that it had when others came without our knowing:
+// whoever set these may have kept ours as what was there before, and calls it in the end.
+struct Actions {
+  static constexpr unsigned kMost = 4;
+  unsigned count = 0;
+  struct sigaction all[kMost];
+};
+// Two places, so that a handler that reads one never sees half of it.
+Actions g_actions[2];
 std::atomic<unsigned> g_current{0};
+// The fault that this thread has passed on, from where on its stack, and to which of the actions.
+struct Passed {
+  const void *context = nullptr, *frame = nullptr;
+  unsigned to = 0;
+};
+thread_local Passed t_passed;
 
 void handle(int signal, siginfo_t* info, void* context);
 
@@ -35,9 +49,16 @@ bool install(int flags) {
   return real_calls().sigaction(SIGSEGV, &ours, nullptr) == 0;
 }
 
-void set_program_action(const struct sigaction& action) {
-  const unsigned next = g_current.load(std::memory_order_relaxed) ^ 1;
-  g_actions[next] = action;
+void set_program_action(const struct sigaction& action, bool beside_those_before = false) {
+  const unsigned now = g_current.load(std::memory_order_relaxed), next = now ^ 1;
+  g_actions[next] = g_actions[now];
+  Actions& all = g_actions[next];
+  if (beside_those_before) {
+    std::copy_backward(all.all, all.all + Actions::kMost - 1, all.all + Actions::kMost);
+    if (all.count < Actions::kMost) ++all.count;
+  }
+  all.all[0] = action;
+  all.count = std::max(all.count, 1u);
   g_current.store(next, std::memory_order_release);
 }
 
@@ -50,15 +71,22 @@ void end_by_default(int signal, const siginfo_t* info) {
   if (info->si_code <= 0) syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
 }
 
-// As the kernel would have called it.
-void pass_on(int signal, siginfo_t* info, void* context) {
-  const struct sigaction action = g_actions[g_current.load(std::memory_order_acquire)];
+// As the kernel would have called it. Called by whom it has passed this on to, it goes on with who
+// was there before. A handler may have left by a jump: then a later fault is at the same place.
+[[gnu::noinline]] void pass_on(int signal, siginfo_t* info, void* context) {
+  const void* const frame = __builtin_frame_address(0);
+  const Passed before_this = t_passed;
+  const bool again = before_this.context == context && frame < before_this.frame;
+  const unsigned which = again ? before_this.to + 1 : 0;
+  const Actions& all = g_actions[g_current.load(std::memory_order_acquire)];
+  if (which >= all.count) return end_by_default(signal, info);
+  const struct sigaction action = all.all[which];
   const bool sent = info->si_code <= 0;
   const bool takes_three = action.sa_flags & SA_SIGINFO;
   if (!takes_three && action.sa_handler == SIG_IGN && sent) return;
   if (!takes_three && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN))
     return end_by_default(signal, info);
-  if (action.sa_flags & SA_RESETHAND) {
+  if (which == 0 && action.sa_flags & SA_RESETHAND) {
     struct sigaction plain {};
     plain.sa_handler = SIG_DFL;
     set_program_action(plain);
@@ -66,10 +94,12 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   sigset_t blocked = action.sa_mask, before;
   sigdelset(&blocked, SIGSEGV);
   pthread_sigmask(SIG_BLOCK, &blocked, &before);
+  t_passed = {context, frame, which};
   if (takes_three)
     action.sa_sigaction(signal, info, context);
   else
     action.sa_handler(signal);
+  t_passed = before_this;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -128,11 +158,14 @@ void handle(int signal, siginfo_t* info, void* context) {
 void watch_faults() {
   std::lock_guard lock(g_mutex);
   interpose();
-  if (g_installed) return;
   struct sigaction had {};
   if (real_calls().sigaction(SIGSEGV, nullptr, &had) != 0) return;
-  set_program_action(had);
+  // Else somebody has set another whose calls are not led to ours, as it has just been loaded.
+  if (g_installed && had.sa_sigaction == handle) return;
+  set_program_action(had, g_installed);
+  const bool first = !g_installed;
   g_installed = install(had.sa_flags);
+  if (!first) return;
   // A thread that has it blocked would end the process at its first touch.
   sigset_t own;
   sigemptyset(&own);
@@ -143,7 +176,7 @@ void watch_faults() {
 int program_sigaction(const struct sigaction* wanted, struct sigaction* had) {
   std::lock_guard lock(g_mutex);
   if (!g_installed) return real_calls().sigaction(SIGSEGV, wanted, had);
-  const struct sigaction before = g_actions[g_current.load(std::memory_order_relaxed)];
+  const struct sigaction before = g_actions[g_current.load(std::memory_order_relaxed)].all[0];
   if (wanted) {
     const struct sigaction next = *wanted;  // may be the same place as `had`
     set_program_action(next);

@@ -29,7 +29,7 @@ CUresult ManagedMemory::attach(Stream* stream, uint64_t address, uint64_t bytes,
     return CUDA_ERROR_INVALID_VALUE;
   // What has been given until now may touch it as it was attached until now.
   if (a->attached == kGlobal || a->attached == kSingle)
-    a->other_work = std::max(a->other_work, works_.load());
+    a->other_work = std::max(a->other_work, works_.load()), a->other_stream = 0;
   if (flags == CU_MEM_ATTACH_SINGLE && !stream->wire_id) return CUDA_ERROR_INVALID_VALUE;
   a->attached = flags == CU_MEM_ATTACH_GLOBAL ? kGlobal
                 : flags == CU_MEM_ATTACH_HOST ? kHost

@@ -337,13 +337,22 @@ CUresult ManagedMemory::before_work(const Stream& stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::before_use(uint64_t address, uint64_t bytes) {
+void ManagedMemory::note_other_work(ManagedAllocation* a, const Stream& stream) {
+  const uint64_t work = ++works_;
+  // A touch waits for that stream anyway.
+  if (a->attached == ManagedAllocation::Attached::kSingle && stream.wire_id == a->stream) return;
+  const bool alone = waited_ >= a->other_work || a->other_stream == stream.wire_id;
+  a->other_stream = alone ? stream.wire_id : 0;
+  a->other_work = work;
+}
+
+CUresult ManagedMemory::before_use(const Stream& stream, uint64_t address, uint64_t bytes) {
   if (!may_contain(address) || bytes == 0) return CUDA_SUCCESS;
   const Lock lock(*this);
   for (const uint64_t end = address + std::min(bytes, ~address); address < end;) {
     ManagedAllocation* a = at(address);
     if (!a) return CUDA_SUCCESS;
-    a->other_work = ++works_;
+    note_other_work(a, stream);
     Stream* moved = nullptr;
     const uint64_t to = std::min(end, a->end());
     CUresult e = release(*a, address, to, &moved);
@@ -356,6 +365,11 @@ CUresult ManagedMemory::before_use(uint64_t address, uint64_t bytes) {
 
 // ---- the program's turn
 
+uint64_t ManagedMemory::given() const {
+  const uint64_t counted = works_;
+  return giving_ == 0 ? counted : waited_.load();
+}
+
 void ManagedMemory::note_waited(uint64_t upto) {
   uint64_t before = waited_;
   while (before < upto && !waited_.compare_exchange_weak(before, upto)) {
@@ -363,32 +377,43 @@ void ManagedMemory::note_waited(uint64_t upto) {
 }
 
 CUresult ManagedMemory::wait_for_devices() {
-  const uint64_t upto = works_;
+  const uint64_t upto = given();
   for (auto& d : session_.devices())
     if (const CUresult e = wait_idle(&session_, d.get()); e != CUDA_SUCCESS) return e;
   note_waited(upto);
   return CUDA_SUCCESS;
 }
 
+CUresult ManagedMemory::wait_for_stream(uint64_t id) {
+  Stream* stream = session_.streams.find(id);
+  if (!stream) return wait_for_devices();  // it is gone, and its work may go on
+  return session_.work().finished(*stream) ? CUDA_SUCCESS : synchronize_stream(&session_, stream);
+}
+
 // Until no work that may touch it is under way. `mine`: whether all of it is managed.
 bool ManagedMemory::wait_before_fetch(uint64_t address, uint64_t bytes, bool* mine) {
   using enum ManagedAllocation::Attached;
-  uint64_t stream = 0;
+  uint64_t own_stream = 0, other_stream = 0, other_work = 0;
   bool all = false;
   {
     const Lock lock(*this);
     const ManagedAllocation* a = at(address);
     *mine = a != nullptr;
     if (!a || !a->pages.needs_fetch(address, std::min(bytes, a->end() - address))) return true;
-    all = waited_ < (a->attached == kGlobal ? works_.load() : a->other_work);
-    if (a->attached == kSingle) stream = a->stream;
+    if (a->attached == kSingle) own_stream = a->stream;
+    if (waited_ < a->other_work) other_stream = a->other_stream, other_work = a->other_work;
+    all = a->attached == kGlobal ? waited_ < works_ : other_work && !other_stream;
   }
   if (runs_host_function()) return true;
-  CUresult e = CUDA_SUCCESS;
-  if (Stream* only = all || !stream ? nullptr : session_.streams.find(stream))
-    e = session_.work().finished(*only) ? CUDA_SUCCESS : synchronize_stream(&session_, only);
-  else if (all || stream)
-    e = wait_for_devices();
+  CUresult e = all ? wait_for_devices() : CUDA_SUCCESS;
+  if (!all && own_stream) e = wait_for_stream(own_stream);
+  if (!all && other_stream && e == CUDA_SUCCESS) {
+    const bool sent = giving_ == 0;
+    e = wait_for_stream(other_stream);
+    const Lock lock(*this);
+    ManagedAllocation* a = sent ? at(address) : nullptr;
+    if (e == CUDA_SUCCESS && a && a->other_work == other_work) a->other_work = a->other_stream = 0;
+  }
   // With the session's end all work has ended.
   return e == CUDA_SUCCESS || session_.sticky() != CUDA_SUCCESS;
 }
@@ -423,7 +448,8 @@ bool ManagedMemory::prepare(uint64_t address, uint64_t bytes, bool write) {
 void ManagedMemory::after_wait() {
   if (!prefetches_wait_.load(std::memory_order_relaxed) || runs_host_function() || Lock::held())
     return;
-  if (const uint64_t upto = works_; waited_ < upto) {
+  if (waited_ < works_) {
+    const uint64_t upto = given();
     for (auto& d : session_.devices())
       if (!session_.work().idle(*d)) return;
     note_waited(upto);

@@ -74,10 +74,27 @@ class ManagedMemory {
   }
 
   // ---- the device's turn
+  // By whoever gives work, from before it is counted until its command is in the channel: no wait
+  // that ends meanwhile is taken for one that has covered it.
+  class Giving {
+   public:
+    explicit Giving(ManagedMemory& memory) : memory_(memory.any() ? &memory : nullptr) {
+      if (memory_) ++memory_->giving_;
+    }
+    ~Giving() {
+      if (memory_) --memory_->giving_;
+    }
+    Giving(const Giving&) = delete;
+    Giving& operator=(const Giving&) = delete;
+
+   private:
+    ManagedMemory* const memory_;
+  };
   // `stream` is about to be given work that may touch any managed memory that it sees.
   CUresult before_work(const Stream& stream);
-  // Work that touches this range and nothing else; a range of other memory is passed over.
-  CUresult before_use(uint64_t address, uint64_t bytes);
+  // Work of `stream` that touches this range and nothing else; a range of other memory is passed
+  // over.
+  CUresult before_use(const Stream& stream, uint64_t address, uint64_t bytes);
 
   // ---- the program's turn
   // False: it is none of ours, or its bytes cannot be had.
@@ -111,10 +128,14 @@ class ManagedMemory {
   void note_range(uint64_t from, uint64_t to);
   void note_held(const ManagedAllocation& allocation);
   CUresult release(ManagedAllocation& allocation, uint64_t from, uint64_t to, Stream** moved);
+  void note_other_work(ManagedAllocation* allocation, const Stream& stream);
 
   // Without it.
+  // What a wait for all devices that begins now will have covered.
+  uint64_t given() const;
   void note_waited(uint64_t upto);
   CUresult wait_for_devices();
+  CUresult wait_for_stream(uint64_t id);
   bool wait_before_fetch(uint64_t address, uint64_t bytes, bool* mine);
 
   Session& session_;
@@ -143,6 +164,7 @@ class ManagedMemory {
   std::atomic<bool> prefetches_wait_{false};
   // Works that may touch managed memory, and how many of them a wait for all devices has covered.
   std::atomic<uint64_t> works_{0}, waited_{0};
+  std::atomic<uint32_t> giving_{0};  // threads that have counted one, or will, and not sent it yet
 };
 
 }  // namespace sluice::client

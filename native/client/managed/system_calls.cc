@@ -103,6 +103,7 @@ REAL(pread64_chk, ssize_t(int, void*, size_t, off_t, size_t));
 REAL(recv_chk, ssize_t(int, void*, size_t, size_t, int));
 REAL(recvfrom_chk, ssize_t(int, void*, size_t, size_t, int, sockaddr*, socklen_t*));
 REAL(fread_chk, size_t(void*, size_t, size_t, size_t, FILE*));
+REAL(fread_unlocked_chk, size_t(void*, size_t, size_t, size_t, FILE*));
 #undef REAL
 
 ssize_t our_read(int fd, void* to, size_t n) {
@@ -186,6 +187,10 @@ size_t our_fread_unlocked(void* to, size_t size, size_t n, FILE* file) {
   prepare(Buffer{to, product(size, n), true});
   return real_fread_unlocked(to, size, n, file);
 }
+size_t our_fread_unlocked_chk(void* to, size_t room, size_t size, size_t n, FILE* file) {
+  prepare(Buffer{to, product(size, n), true});
+  return real_fread_unlocked_chk(to, room, size, n, file);
+}
 size_t our_fwrite(const void* from, size_t size, size_t n, FILE* file) {
   prepare(Buffer{from, product(size, n), false});
   return real_fwrite(from, size, n, file);
@@ -237,6 +242,7 @@ InterposedList system_calls() {
       entry("__recv_chk", our_recv_chk, &real_recv_chk),
       entry("__recvfrom_chk", our_recvfrom_chk, &real_recvfrom_chk),
       entry("__fread_chk", our_fread_chk, &real_fread_chk),
+      entry("__fread_unlocked_chk", our_fread_unlocked_chk, &real_fread_unlocked_chk),
   };
   return {all, std::size(all)};
 }

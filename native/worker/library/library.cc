@@ -148,7 +148,8 @@ void* Libraries::load(const wire::LibrarySpec& spec) {
   else if (handle)
     process::log_info("took " + where(handle) + " for " + wanted);
   else
-    process::log_error("there is no " + soname + " on this node" + tried +
+    process::log_error("there is no " + (wanted != soname ? wanted + " and no " : "") + soname +
+                       " on this node" + tried +
                        ". Install it, or name its folder in server.conf ([server] cuda_libraries)");
   open_.emplace_back(soname, handle);
   return handle;

@@ -94,6 +94,29 @@ TEST_F(Linking, InputsArriveAndTheProductComesBack) {
   EXPECT_EQ(inputs[1].name, "-");
 }
 
+TEST_F(Linking, InputsOfEveryKindArriveAsTheyAre) {
+  std::vector<std::pair<CUjitInputType, std::string>> added;
+  ScopedAnswer add(SLUICE_ON(cuLinkAddData_v2),
+                   [&](CUlinkState, CUjitInputType type, void* data, size_t bytes, const char*,
+                       unsigned, CUjit_option*, void**) {
+                     added.emplace_back(type, std::string(static_cast<char*>(data), bytes));
+                     return CUDA_SUCCESS;
+                   });
+  CUlinkState link = nullptr;
+  ASSERT_EQ(cuLinkCreate_v2(0, nullptr, nullptr, &link), CUDA_SUCCESS);
+  std::vector<std::pair<CUjitInputType, std::string>> wanted;
+  for (const CUjitInputType type : {CU_JIT_INPUT_CUBIN, CU_JIT_INPUT_FATBINARY, CU_JIT_INPUT_OBJECT,
+                                    CU_JIT_INPUT_LIBRARY, CU_JIT_INPUT_NVVM}) {
+    std::string input(100'000 + type, 'x');  // longer than what a command carries
+    for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<char>(i * 11 + type);
+    ASSERT_EQ(cuLinkAddData_v2(link, type, input.data(), input.size(), "", 0, nullptr, nullptr),
+              CUDA_SUCCESS);
+    wanted.emplace_back(type, input);
+  }
+  EXPECT_EQ(added, wanted);
+  EXPECT_EQ(cuLinkDestroy(link), CUDA_SUCCESS);
+}
+
 TEST_F(Linking, InputsThatClaimMoreThanHasComeDoNotReachTheLinker) {
   CUlinkState link = nullptr;
   ASSERT_EQ(cuLinkCreate_v2(0, nullptr, nullptr, &link), CUDA_SUCCESS);
