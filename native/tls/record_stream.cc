@@ -14,7 +14,7 @@ namespace sluice::tls {
 namespace {
 
 constexpr size_t kHeader = 5;
-constexpr size_t kMostData = 16 << 10;  // of a record
+constexpr size_t kMostData = RecordSizes::kFull;
 constexpr size_t kMostSealed = kMostData + 256;
 constexpr size_t kAtOnce = 16;  // records that are sealed before they are sent
 constexpr size_t kReceiveBytes = 256 << 10;
@@ -289,9 +289,10 @@ bool RecordStream::write(iovec* parts, int count) {
     }
     uint8_t* at = sealed_.data();
     for (size_t i = 0; i < kAtOnce && left > 0; ++i) {
-      const size_t n = std::min(left, kMostData);
+      const size_t n = std::min(left, sizes_.next());
       at = seal(at, parts, offset, n, Content::kData);
       if (!at) return false;
+      sizes_.sent(n);
       left -= n;
       for (offset += n; count > 0 && offset >= parts->iov_len; --count) offset -= parts++->iov_len;
     }

@@ -4,7 +4,9 @@
 // renewed after kRecordsPerKey records, and whenever the other side says so.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -15,6 +17,19 @@ namespace sluice::tls {
 
 // AES-GCM is good for 24 million full records under one key (RFC 8446, section 5.5).
 inline constexpr uint64_t kRecordsPerKey = 1 << 24;
+
+// How much of what is sent goes into the next record. One that has not come whole is worth nothing,
+// so a connection begins with small ones: however early it is cut, something has come.
+class RecordSizes {
+ public:
+  static constexpr size_t kFull = 16 << 10, kSmall = 1 << 10, kSmallAtFirst = 16 << 10;  // bytes
+
+  size_t next() const { return small_left_ > 0 ? kSmall : kFull; }
+  void sent(size_t n) { small_left_ -= std::min(n, small_left_); }
+
+ private:
+  size_t small_left_ = kSmallAtFirst;
+};
 
 // The first type of a record's true content, behind its encryption.
 enum class Content : uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
@@ -80,6 +95,7 @@ class RecordStream : public channel::Stream {
   std::vector<uint8_t> plain_;  // of a record that was larger than the room for it
   size_t plain_begin_ = 0, plain_end_ = 0;
   std::vector<uint8_t> sealed_;
+  RecordSizes sizes_;  // of what is written
 };
 
 }  // namespace sluice::tls

@@ -140,6 +140,63 @@ TEST_P(Streams, RenewTheirKeys) {
   other.join();
 }
 
+// Of `write` bytes what comes through a connection that is cut after so many, of all that it
+// carries.
+size_t comes_of(channel::Stream* out, int out_socket, size_t write, Suite suite, size_t cut) {
+  int pair[2];
+  connect_pair(pair);
+  std::string error;
+  const auto in = RecordStream::open(pair[1], theirs(suite), &error);
+  Bytes all = random_bytes(write, 9), sealed(cut), got(write);
+  iovec part{all.data(), write};
+  std::thread writer([&] { out->write(&part, 1); });
+  EXPECT_EQ(recv(out_socket, sealed.data(), cut, MSG_WAITALL), static_cast<ssize_t>(cut));
+  EXPECT_EQ(send(pair[0], sealed.data(), cut, 0), static_cast<ssize_t>(cut));
+  shutdown(pair[0], SHUT_WR);
+  shutdown(out_socket, SHUT_RDWR);
+  writer.join();
+  size_t came = 0;
+  for (ssize_t one; came < write; came += static_cast<size_t>(one)) {
+    const iovec room{got.data() + came, write - came};
+    if ((one = in->read(&room, 1)) <= 0) break;
+  }
+  EXPECT_EQ(std::memcmp(got.data(), all.data(), came), 0);
+  for (const int s : pair) ::close(s);
+  return came;
+}
+
+TEST_P(Streams, CarrySomethingHoweverEarlyTheyAreCut) {
+  std::string error;
+  left_ = RecordStream::open(sockets_[0], ours(GetParam()), &error);
+  EXPECT_GE(comes_of(left_.get(), sockets_[1], 1 << 20, GetParam(), 4000), 3000u);
+}
+
+TEST_P(Streams, OfTheKernelCarrySomethingHoweverEarlyTheyAreCut) {
+  std::string error;
+  left_ = KernelStream::open(sockets_[0], ours(GetParam()), &error, /*also_old=*/true);
+  if (!left_) GTEST_SKIP() << "this kernel has no TLS " << error;
+  EXPECT_GE(comes_of(left_.get(), sockets_[1], 1 << 20, GetParam(), 4000), 3000u);
+}
+
+TEST_P(Streams, ComeToFullRecords) {
+  open();
+  Bytes all = random_bytes(1 << 20, 10);
+  iovec part{all.data(), all.size()};
+  std::thread writer([&] { EXPECT_TRUE(left_->write(&part, 1)); });
+  size_t full = 0;
+  for (size_t came = 0; came < all.size();) {
+    uint8_t header[5];
+    ASSERT_EQ(recv(sockets_[1], header, sizeof header, MSG_WAITALL), 5);
+    const size_t sealed = static_cast<size_t>(header[3]) << 8 | header[4];
+    Bytes record(sealed);
+    ASSERT_EQ(recv(sockets_[1], record.data(), sealed, MSG_WAITALL), static_cast<ssize_t>(sealed));
+    full += sealed == RecordSizes::kFull + 1 + kTagBytes;
+    came += sealed - 1 - kTagBytes;
+  }
+  writer.join();
+  EXPECT_EQ(full, (all.size() - RecordSizes::kSmallAtFirst) / RecordSizes::kFull);
+}
+
 TEST_P(Streams, EndWithTheConnection) {
   open();
   carry(left_.get(), right_.get(), 1000, 5);
