@@ -158,10 +158,10 @@ inline char byte_at(uint64_t place) { return static_cast<char>(place * 265443576
 
 using Bytes = std::shared_ptr<std::vector<char>>;
 
-// Memory that was lent and has been settled is used for something else. What the other side has
-// acknowledged the kernel has read; ThreadSanitizer does not know that of what the thread sent
-// again that brought another connection, and so is not asked here, nor told that it is freed.
-#if defined(__SANITIZE_THREAD__)
+// Memory that was lent and has been settled is used for something else, and freed. What the other
+// side has acknowledged the kernel has read, even where the thread that sent it again is not back
+// from there yet: sanitizers look at it once more then. So they are not told.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 __attribute__((no_sanitize("thread"))) inline void use_again(const Bytes& bytes) {
   static std::mutex mutex;
   static std::vector<Bytes> all;
