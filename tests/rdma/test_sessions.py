@@ -42,6 +42,14 @@ def test_a_connection_carries_bytes_and_a_hostile_peer_reaches_its_own_session(
     assert "SKIPPED" not in out, out
 
 
+def test_the_kernels_tls_is_held_against_ours(bare_guest: RdmaGuest) -> None:
+    """What machines like this one's host may lack: here is a kernel of its own."""
+    bare_guest.guest.check("modprobe -a tls gcm ctr aes_generic ghash_generic")
+    tests = "*OfTheKernelAreTheSame*:*OfTheKernelCarry*"
+    out = bare_guest.guest.check(f"{NATIVE / 'bin' / 'tls_test'} --gtest_filter='{tests}'", 100)
+    assert "[  PASSED  ] 4 tests" in out, out
+
+
 def test_the_server_says_which_port_it_uses(guest: RdmaGuest) -> None:
     log = guest.server_log()
     assert "RDMA: rxe0 port 1, RoCE v2, GID 1 ::ffff:a09:1, MTU 4096 bytes" in log

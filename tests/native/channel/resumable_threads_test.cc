@@ -121,6 +121,7 @@ TEST_P(ResumableThreads, MessagesArriveOnceAndInOrder) {
   terms.most_kept = 100'000;
   terms.most_lent = 700'000;
   terms.hear_after = 50'000;
+  terms.silent_ns = 60 * kSecond;  // so that whoever looks reads as well
   Rig rig(terms, with.subflows, with.opens);
   rig.cut_after(with.cut_within, 11);
   std::atomic<int> writing{2 * kWriters};
@@ -151,6 +152,42 @@ INSTANTIATE_TEST_SUITE_P(Cut, ResumableThreads,
                                          Case{"WithSubflowsUnderTls", 400'000, 2, under_tls, 80,
                                               900'000}),
                          [](const auto& info) { return info.param.name; });
+
+// One who stands still in the middle of a record says no more than one who says nothing, whether
+// somebody reads or nobody does; and one who comes back and then does so is not waited for.
+class InMidRecord : public testing::TestWithParam<bool> {};
+
+TEST_P(InMidRecord, SilenceUnderTlsIsFound) {
+  std::string error;
+  if (!tls::OpenSsl::get(&error)) GTEST_SKIP() << error;
+  const Ends ends = pair(), written = pair();
+  ResumableStream::Terms terms{60 * kSecond, 60 * kSecond};
+  terms.silent_ns = kSecond / 10;
+  ResumableStream stream(under_tls(ends.a, true), terms);
+  const auto other = under_tls(written.a, false);
+  wire::StreamRecord word{};
+  iovec part{&word, sizeof word};
+  ASSERT_TRUE(other->stream->write(&part, 1));
+  std::array<char, sizeof word + 20> record;
+  ASSERT_GT(recv(written.b, record.data(), record.size(), 0), 20);
+  ASSERT_EQ(send(ends.b, record.data(), 20, 0), 20);
+  std::thread reader;
+  if (GetParam()) {
+    reader = std::thread([&] {
+      char byte;
+      const iovec room{&byte, 1};
+      EXPECT_EQ(stream.read(&room, 1), 0);
+    });
+  }
+  while (stream.broken_since() == 0) {
+    EXPECT_FALSE(stream.look(10'000));
+    sleep_ns(10'000'000);
+  }
+  stream.end();
+  if (reader.joinable()) reader.join();
+  for (const int s : {ends.b, written.b}) close(s);
+}
+INSTANTIATE_TEST_SUITE_P(IsRead, InMidRecord, testing::Bool());
 
 }  // namespace
 }  // namespace sluice::channel

@@ -243,6 +243,44 @@ TEST_P(Streams, LoseNothingThatCameBeforeTheEnd) {
   for (const int s : pair) ::close(s);
 }
 
+// Whoever asks whether there is something does not wait in the middle of a record then.
+TEST_P(Streams, SayThatTheyAreReadableWhenARecordHasCome) {
+  open();
+  uint8_t abc[] = "abc", records[50], got[8];
+  for (int i = 0; i < 2; ++i) {
+    iovec part{abc, 3};
+    ASSERT_TRUE(left_->write(&part, 1));
+  }
+  ASSERT_EQ(recv(sockets_[1], records, sizeof records, MSG_WAITALL), 50);
+  for (const size_t cut : {1, 4, 5, 6, 24, 26, 29, 30, 49}) {  // 25 bytes each
+    int pair[2];
+    connect_pair(pair);
+    std::string error;
+    const auto in = RecordStream::open(pair[1], theirs(GetParam()), &error);
+    const iovec room{got, 3};
+    ASSERT_EQ(send(pair[0], records, cut, 0), static_cast<ssize_t>(cut));
+    EXPECT_EQ(in->wait_readable(cut < 25 ? 20 : 60'000), cut > 25) << cut;
+    if (cut > 25) {  // and the rest lies in its buffer
+      EXPECT_EQ(in->read(&room, 1), 3);
+    }
+    EXPECT_FALSE(in->readable()) << cut;
+    EXPECT_FALSE(in->pending()) << cut;
+    ASSERT_EQ(send(pair[0], records + cut, 50 - cut, 0), static_cast<ssize_t>(50 - cut));
+    EXPECT_TRUE(in->wait_readable(60'000)) << cut;
+    EXPECT_EQ(in->read(&room, 1), 3);
+    if (cut < 25) {
+      EXPECT_TRUE(in->readable());
+      EXPECT_EQ(in->read(&room, 1), 3);
+    }
+    EXPECT_FALSE(in->readable());
+    ASSERT_EQ(send(pair[0], records, cut, 0), static_cast<ssize_t>(cut));
+    shutdown(pair[0], SHUT_WR);
+    EXPECT_TRUE(in->wait_readable(60'000)) << "its end, in the middle of a record";
+    EXPECT_LE(in->read(&room, 1), 0);
+    for (const int s : pair) ::close(s);
+  }
+}
+
 TEST_P(Streams, TakeNothingThatWasTouched) {
   // A connection of its own for each byte of a record: its header, its body, its tag.
   for (size_t place = 0; place < 5 + 3 + 1 + 16; ++place) {
