@@ -281,6 +281,32 @@ TEST_P(Streams, SayThatTheyAreReadableWhenARecordHasCome) {
   }
 }
 
+// Who waits for one does not do so forever where the socket has no room for all of it.
+TEST_P(Streams, WaitForRecordsForWhichThereIsNoRoom) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  constexpr int kLittle = 4608;
+  ASSERT_EQ(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &kLittle, sizeof kLittle), 0);
+  std::string error;
+  const auto out = RecordStream::open(pair[0], ours(GetParam()), &error);
+  const auto in = RecordStream::open(pair[1], theirs(GetParam()), &error);
+  Bytes all = random_bytes(200'000, 11), got(all.size());
+  std::thread writer([&] {
+    iovec part{all.data(), all.size()};
+    EXPECT_TRUE(out->write(&part, 1));
+  });
+  for (size_t came = 0; came < all.size();) {
+    ASSERT_TRUE(in->wait_readable(60'000));
+    const iovec room{got.data() + came, got.size() - came};
+    const ssize_t one = in->read(&room, 1);
+    ASSERT_GT(one, 0);
+    came += static_cast<size_t>(one);
+  }
+  writer.join();
+  EXPECT_EQ(got, all);
+  for (const int s : pair) ::close(s);
+}
+
 TEST_P(Streams, TakeNothingThatWasTouched) {
   // A connection of its own for each byte of a record: its header, its body, its tag.
   for (size_t place = 0; place < 5 + 3 + 1 + 16; ++place) {
