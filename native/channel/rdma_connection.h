@@ -262,7 +262,7 @@ class RdmaStream : public Stream {
     const auto c = use_->get();
     return !c || c->writable();
   }
-  bool wait_readable(int milliseconds) const override {
+  bool wait_readable(int milliseconds) override {
     const auto c = use_->get();
     if (!c) return true;
     c->arm();

@@ -196,7 +196,7 @@ ssize_t RegionStream::read(const iovec* parts, int count) {
   }
 }
 
-bool RegionStream::wait_readable(int milliseconds) const {
+bool RegionStream::wait_readable(int milliseconds) {
   const uint64_t until = now_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000;
   for (Idle idle; !readable(); wait_a_little(&idle))
     if (now_ns() >= until) return false;

@@ -97,7 +97,7 @@ class RegionStream : public Stream {
   void try_write(const void* data, size_t n) override;
   bool readable() const override;
   bool writable() const override;
-  bool wait_readable(int milliseconds) const override;
+  bool wait_readable(int milliseconds) override;
   void finish() override;
   void cut() override;
   bool begin() override;

@@ -26,7 +26,7 @@ void Stream::finish() { shutdown(socket_, SHUT_WR); }
 
 void Stream::cut() { shutdown(socket_, SHUT_RDWR); }
 
-bool Stream::wait_readable(int milliseconds) const {
+bool Stream::wait_readable(int milliseconds) {
   pollfd p{socket_, POLLIN, 0};
   return pending() || poll(&p, 1, milliseconds) > 0;
 }

@@ -62,8 +62,8 @@ class Stream {
   // Before its first use, of a connection that follows another of which nobody reads or writes any
   // more. False: it is gone already.
   virtual bool begin() { return true; }
-  // As readable(), within so long.
-  virtual bool wait_readable(int milliseconds) const;
+  // As readable(), within so long. Asked by the reader.
+  virtual bool wait_readable(int milliseconds);
   // Whether the other end was closed, or the way to it lost, of which a read would tell.
   enum class Line { kUp, kClosed, kLost };
   virtual Line line() const;

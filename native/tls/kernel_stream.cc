@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tls/record_stream.h"
-
 namespace sluice::tls {
 
 namespace {
@@ -156,12 +154,23 @@ bool KernelStream::renew_out() {
 bool KernelStream::write(iovec* parts, int count) {
   uint64_t bytes = 0;
   for (int i = 0; i < count; ++i) bytes += parts[i].iov_len;
-  const uint64_t records = bytes / (16 << 10) + 1;
+  const uint64_t records = bytes / sizes_.next() + 1;
   if (sent_records_ + records > kRecordsPerKey ||
       (renewal_asked_.load(std::memory_order_relaxed) && renewal_asked_.exchange(false))) {
     if (!renew_out()) return false;
   }
   sent_records_ += records;
+  // What is sent at once and fits is one record.
+  for (size_t n; bytes > (n = sizes_.next()) && n < RecordSizes::kFull; bytes -= n) {
+    n = std::min(n, parts->iov_len);
+    iovec piece{parts->iov_base, n};
+    if (n > 0 && !channel::send_parts(socket_, &piece, 1)) return false;
+    sizes_.sent(n);
+    parts->iov_base = static_cast<uint8_t*>(parts->iov_base) + n;
+    parts->iov_len -= n;
+    if (parts->iov_len == 0) ++parts, --count;
+  }
+  sizes_.sent(bytes);
   return channel::send_parts(socket_, parts, count);
 }
 

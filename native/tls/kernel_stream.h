@@ -10,6 +10,7 @@
 
 #include "channel/stream.h"
 #include "tls/key_schedule.h"
+#include "tls/record_stream.h"
 
 namespace sluice::tls {
 
@@ -36,6 +37,7 @@ class KernelStream : public channel::Stream {
   Suite suite_;
   Traffic in_, out_;
   uint64_t sent_records_ = 0;  // under the present key, or some more
+  RecordSizes sizes_;          // of what is written
   std::atomic<bool> renewal_asked_{false};
 };
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tls/record_stream.h"
 
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "tls/kernel_stream.h"
@@ -14,13 +17,16 @@ namespace sluice::tls {
 namespace {
 
 constexpr size_t kHeader = 5;
-constexpr size_t kMostData = 16 << 10;  // of a record
+constexpr size_t kMostData = RecordSizes::kFull;
 constexpr size_t kMostSealed = kMostData + 256;
 constexpr size_t kAtOnce = 16;  // records that are sealed before they are sent
 constexpr size_t kReceiveBytes = 256 << 10;
 constexpr size_t kRecordRoom = kHeader + kMostData + 1 + kTagBytes;
 constexpr uint8_t kOuterType = 23;
 constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_…
+
+// What follows a record's header.
+size_t length_of(const uint8_t* header) { return static_cast<size_t>(header[3]) << 8 | header[4]; }
 
 }  // namespace
 
@@ -108,12 +114,74 @@ bool RecordStream::whole(Record* record, bool* broken) const {
   *broken = false;
   if (end_ - begin_ < kHeader) return false;
   const uint8_t* h = buffer_.data() + begin_;
-  const size_t length = static_cast<size_t>(h[3]) << 8 | h[4];
+  const size_t length = length_of(h);
   *broken = h[0] != kOuterType || h[1] != 3 || h[2] != 3 || length > kMostSealed ||
             length < kTagBytes + 1;
   if (*broken || end_ - begin_ < kHeader + length) return false;
   *record = {h, length - kTagBytes - 1, kHeader + length};
   return true;
+}
+
+void RecordStream::count_lacking() {
+  const size_t have = end_ - begin_;
+  Record record;
+  bool broken = false;
+  size_t lacks = 0;
+  if (ended_ || plain_begin_ < plain_end_ || whole(&record, &broken) || broken)
+    lacks = 0;
+  else if (have == 0)
+    lacks = kARecord;
+  else
+    lacks = have < kHeader ? kHeader - have : length_of(&buffer_[begin_]) + kHeader - have;
+  lacks_.store(lacks, std::memory_order_relaxed);
+}
+
+bool RecordStream::readable() const {
+  size_t lacks = lacks_.load(std::memory_order_relaxed);
+  if (lacks == 0) return true;
+  pollfd p{socket_, POLLIN | POLLRDHUP, 0};
+  if (poll(&p, 1, 0) <= 0) return false;
+  if (p.revents & ~POLLIN) return true;  // the end, or an error
+  if (lacks == kARecord) {
+    uint8_t header[kHeader];
+    const ssize_t got = recv(socket_, header, kHeader, MSG_PEEK | MSG_DONTWAIT);
+    if (got <= 0) return got == 0;
+    if (static_cast<size_t>(got) < kHeader) return false;
+    if (length_of(header) > kMostSealed) return true;  // none, of which a read tells
+    lacks = kHeader + length_of(header);
+  }
+  int there = 0;
+  return ioctl(socket_, FIONREAD, &there) == 0 && static_cast<size_t>(there) >= lacks;
+}
+
+// By the reader: parts are taken in, as there may be no room for a whole record before.
+bool RecordStream::wait_readable(int milliseconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  while (!pending()) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    pollfd p{socket_, POLLIN, 0};
+    if (poll(&p, 1, static_cast<int>(std::max<int64_t>(0, left.count()))) <= 0) return false;
+    const ssize_t got = take_in(MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return true;
+    count_lacking();
+  }
+  return true;
+}
+
+ssize_t RecordStream::take_in(int flags) {
+  if (begin_ > 0) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+  }
+  iovec room{buffer_.data() + end_, buffer_.size() - end_};
+  msghdr message{};
+  message.msg_iov = &room;
+  message.msg_iovlen = 1;
+  const ssize_t got = flags == 0 ? receive(&message) : recvmsg(socket_, &message, flags);
+  if (got > 0) end_ += static_cast<size_t>(got);
+  return got;
 }
 
 bool RecordStream::fill(Record* record) {
@@ -124,21 +192,12 @@ bool RecordStream::fill(Record* record) {
       errno = EBADMSG;
       return false;
     }
-    if (begin_ > 0) {
-      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-      end_ -= begin_;
-      begin_ = 0;
-    }
-    iovec room{buffer_.data() + end_, buffer_.size() - end_};
-    msghdr message{};
-    message.msg_iov = &room;
-    message.msg_iovlen = 1;
-    const ssize_t got = receive(&message);
+    count_lacking();
+    const ssize_t got = take_in(0);
     if (got <= 0) {
       over_ = got == 0;
       return false;
     }
-    end_ += static_cast<size_t>(got);
   }
 }
 
@@ -183,6 +242,12 @@ bool RecordStream::take_notice(Content content, const uint8_t* message, size_t n
 }
 
 ssize_t RecordStream::read(const iovec* parts, int count) {
+  const ssize_t got = read_records(parts, count);
+  count_lacking();
+  return got;
+}
+
+ssize_t RecordStream::read_records(const iovec* parts, int count) {
   size_t total = 0, used = 0;  // of the first part
   const auto skip_full = [&] {
     while (count > 0 && used == parts->iov_len) {
@@ -289,9 +354,10 @@ bool RecordStream::write(iovec* parts, int count) {
     }
     uint8_t* at = sealed_.data();
     for (size_t i = 0; i < kAtOnce && left > 0; ++i) {
-      const size_t n = std::min(left, kMostData);
+      const size_t n = std::min(left, sizes_.next());
       at = seal(at, parts, offset, n, Content::kData);
       if (!at) return false;
+      sizes_.sent(n);
       left -= n;
       for (offset += n; count > 0 && offset >= parts->iov_len; --count) offset -= parts++->iov_len;
     }

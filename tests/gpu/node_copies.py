@@ -30,6 +30,7 @@ from measurements import Measurement, Run, write_measured  # noqa: E402
 from two_servers import GPUS, ControlPlane, across, gpus, two_servers  # noqa: E402
 
 PROGRAM = HERE / "node_copies_program.py"
+OF_A_SOCKET = {"cross_node_copy_gib_s": 0.9}  #: what is wanted
 
 
 def ours(plane: ControlPlane, mib: int) -> dict[str, float]:
@@ -61,6 +62,7 @@ def measure(plane: ControlPlane, rounds: int, mib: int, *, gpu: bool) -> list[Me
             records.append(run.record(name, median(values), "us", channel="tcp", values=values))
         else:
             pairs = [a / b for a, b in zip(values, floors, strict=True)]
+            wanted = OF_A_SOCKET.get(name)
             records.append(
                 run.record(
                     name,
@@ -69,6 +71,7 @@ def measure(plane: ControlPlane, rounds: int, mib: int, *, gpu: bool) -> list[Me
                     channel="tcp",
                     floor=median(floors),
                     floor_of="a bare socket",
+                    limit=wanted and wanted * median(floors),
                     values=values,
                     pairs=pairs,
                 )

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev"))
 from measurements import Measurement, Run, write_measured
 
 ALONE = 0
+OF_SOCKETS = 0.9  #: what is wanted
 COPIES = [f"{kind}_to_{end}_gib_s" for kind in ("pinned", "pageable") for end in ("device", "host")]
 
 
@@ -77,6 +78,7 @@ def measure(server: Server, numbers: list[int], rounds: int, mib: int) -> list[M
                     channel="tcp",
                     floor=median(floors),
                     floor_of="as many bare sockets",
+                    limit=OF_SOCKETS * median(floors),
                     values=values,
                     pairs=of_sockets,
                 )

@@ -122,7 +122,11 @@ class RelayLink(FakeControllerLink):
         assignment = self._near.assign(request)
         there = self._near.side.inventory()
         target = rpc.RelayTarget(
-            node=there.node, address=there.data_address, port=there.data_port, key=assignment.key
+            node=there.node,
+            address=there.data_address,
+            port=there.data_port,
+            key=assignment.key,
+            tls=there.data_tls,
         )
         vgpus = tuple(map(GrantedVgpu.of, assignment.vgpus))
         return LocalGrant(
@@ -197,6 +201,8 @@ class StaticTickets:
         there = self._link.side.inventory()
         address = self._address or there.data_address
         ticket = {"address": address, "port": there.data_port, "key": assignment.key}
+        if there.data_tls:
+            ticket |= {"tls": True, "tls_name": there.node}
         return "201 Created", ticket
 
 

@@ -63,6 +63,7 @@ class StaticOptions:
     concurrent_headroom: float = 2.0
     rdma: bool = False
     metrics_port: int = 0
+    tls: Path | None = None  # folder of a pool's CA with the node's certificate; none: no TLS
     bind: str = "127.0.0.1"
     data_port: int = 0
     swap_mib: int = 0
@@ -79,6 +80,13 @@ class StaticOptions:
         users = {}
         if self.uid is not None:
             users = {"worker_uids": None, "worker_user": pwd.getpwuid(self.uid).pw_name}
+        tls: dict[str, Any] = {}
+        if self.tls:
+            tls["data_ca_file"] = self.tls / "ca.crt"
+        if self.tls and more.get("node_name", NODE) == NODE:
+            tls["data_plane"] = True
+            tls["data_cert_file"] = self.tls / f"{NODE}.crt"
+            tls["data_key_file"] = self.tls / f"{NODE}.key"
         server = {
             "node_name": NODE,
             "run_dir": run_dir,
@@ -104,6 +112,7 @@ class StaticOptions:
             {
                 "log": {"log_dir": log_dir, "log_to_screen": False},
                 "server": server,
+                "tls": tls,
                 "throttle": {
                     "run_together": self.run_together,
                     "concurrent_headroom": self.concurrent_headroom,
@@ -226,6 +235,12 @@ def main() -> None:
     parser.add_argument("--concurrent-headroom", type=float, default=2.0, help="[throttle]")
     parser.add_argument("--rdma", action="store_true", help="[server] enable_rdma")
     parser.add_argument("--metrics-port", type=int, default=0, help="of its metrics (0: none)")
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        metavar="FOLDER",
+        help=f"TLS on the data port: ca.crt, {NODE}.crt and {NODE}.key are there",
+    )
     parser.add_argument("--bind", default="127.0.0.1", help="[server] bind_addr")
     parser.add_argument("--data-port", type=int, default=0, help="[server] listen_port")
     parser.add_argument("--swap-mib", type=int, default=0, help="[suspend] swap_mib")

@@ -2,15 +2,17 @@
 // Copy nodes with host memory: large pinned memory, pageable memory at odd places, boxes; read and
 // written when the graph comes to the node; changed in executable graphs and by an update; behind
 // and before host functions; two executable graphs of one graph, launched in two streams at once.
+// `graph_copies [MIB]`: how much is large, 100 MiB.
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "check.h"
 #include "majors.h"
 
-constexpr size_t kLarge = 100 << 20;
 constexpr size_t kSmall = (3 << 20) + 17;
 
+static size_t large = 100 << 20;
 static bool right = true;
 
 static cudaStream_t make_stream() {
@@ -56,46 +58,47 @@ struct RoundTrip {
 
 static void large_pinned(cudaStream_t stream) {
   char *in, *out, *device;
-  REQUIRE(cudaMallocHost(&in, kLarge));
-  REQUIRE(cudaMallocHost(&out, kLarge));
-  REQUIRE(cudaMalloc(&device, kLarge));
-  std::memset(in, 1, kLarge);
+  REQUIRE(cudaMallocHost(&in, large));
+  REQUIRE(cudaMallocHost(&out, large));
+  REQUIRE(cudaMalloc(&device, large));
+  std::memset(in, 1, large);
   {
-    RoundTrip trip(out + 3, device, in + 1, kLarge - 4);
+    RoundTrip trip(out + 3, device, in + 1, large - 4);
     bool all = true;
     for (uint32_t run = 0; run < 2; ++run) {
-      fill(in, kLarge, run);
+      fill(in, large, run);
       REQUIRE(cudaGraphLaunch(trip.exec, stream));
       REQUIRE(cudaStreamSynchronize(stream));
-      all &= same(out + 3, in + 1, kLarge - 4);
+      all &= same(out + 3, in + 1, large - 4);
     }
     right &= fact("large pinned copies, relaunched", all);
     cudaMemcpy3DParms params = {};
     REQUIRE(cudaGraphMemcpyNodeGetParams(trip.in, &params));
     right &= fact("a node tells where it copies from", params.srcPtr.ptr == in + 1);
     // Elsewhere in the same memory, in the executable graph.
-    REQUIRE(cudaGraphExecMemcpyNodeSetParams1D(trip.exec, trip.in, device, in + (20 << 20),
-                                               50 << 20, cudaMemcpyHostToDevice));
-    REQUIRE(cudaGraphExecMemcpyNodeSetParams1D(trip.exec, trip.out, out + (40 << 20), device,
-                                               50 << 20, cudaMemcpyDeviceToHost));
+    REQUIRE(cudaGraphExecMemcpyNodeSetParams1D(trip.exec, trip.in, device, in + large / 5,
+                                               large / 2, cudaMemcpyHostToDevice));
+    REQUIRE(cudaGraphExecMemcpyNodeSetParams1D(trip.exec, trip.out, out + large / 5 * 2, device,
+                                               large / 2, cudaMemcpyDeviceToHost));
     REQUIRE(cudaGraphLaunch(trip.exec, stream));
     REQUIRE(cudaStreamSynchronize(stream));
-    right &= fact("changed to other places", same(out + (40 << 20), in + (20 << 20), 50 << 20));
+    right &= fact("changed to other places", same(out + large / 5 * 2, in + large / 5, large / 2));
   }
   cudaGraph_t graph;
   cudaGraphExec_t exec;
+  const size_t rows = large / 10 * 9 >> 20;
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  REQUIRE(cudaMemcpyAsync(device, in, kLarge, cudaMemcpyHostToDevice, stream));
+  REQUIRE(cudaMemcpyAsync(device, in, large, cudaMemcpyHostToDevice, stream));
   REQUIRE(
-      cudaMemcpy2DAsync(out, 1 << 20, device, 1 << 20, 1000, 90, cudaMemcpyDeviceToHost, stream));
+      cudaMemcpy2DAsync(out, 1 << 20, device, 1 << 20, 1000, rows, cudaMemcpyDeviceToHost, stream));
   REQUIRE(cudaStreamEndCapture(stream, &graph));
   std::printf("captured nodes of pinned memory: %zu\n", nodes_of(graph));
   REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-  fill(in, kLarge, 9);
+  fill(in, large, 9);
   REQUIRE(cudaGraphLaunch(exec, stream));
   REQUIRE(cudaStreamSynchronize(stream));
   bool all = true;
-  for (size_t row = 0; row < 90; ++row) all &= same(out + (row << 20), in + (row << 20), 1000);
+  for (size_t row = 0; row < rows; ++row) all &= same(out + (row << 20), in + (row << 20), 1000);
   right &= fact("captured copies", all);
   REQUIRE(cudaGraphExecDestroy(exec));
   REQUIRE(cudaGraphDestroy(graph));
@@ -307,7 +310,8 @@ static void with_host_functions(cudaStream_t stream, cudaStream_t other) {
   REQUIRE(cudaFree(device));
 }
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) large = static_cast<size_t>(std::atoi(argv[1])) << 20;
   cudaStream_t stream = make_stream(), other = make_stream();
   large_pinned(stream);
   pageable(stream);

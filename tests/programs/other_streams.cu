@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one stream was given, and was waited for by the host or copied synchronously, is there for
 // whatever other streams are given next: in whichever streams and threads, behind slow work, in
-// large and small pieces, and when the first stream is gone meanwhile.
+// large and small pieces, and when the first stream is gone meanwhile. `other_streams [MIB]`: how
+// much is large, 8 MiB.
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -22,7 +24,8 @@ static __global__ void sum(const int* data, int count, unsigned long long* resul
   atomicAdd(result, all * static_cast<unsigned>(g_factor));
 }
 
-constexpr int kLarge = 2 << 20, kSmall = 500;
+constexpr int kSmall = 500;
+static int large = 2 << 20;
 
 struct Given {
   std::vector<int> host;
@@ -104,7 +107,7 @@ static void waited_for(const char* what, int count, unsigned seed) {
 }
 
 static void stream_gone() {
-  Given g(kLarge);
+  Given g(large);
   uint32_t state = 5;
   bool right = true;
   for (int round = 0; round < 20; ++round) {
@@ -124,7 +127,7 @@ static void stream_gone() {
 
 // One thread brings, the other adds up.
 static void threads() {
-  Given g(kLarge / 4);
+  Given g(large / 4);
   std::atomic<int> turn{0};
   bool right = true;
   std::thread adding([&] {
@@ -152,7 +155,7 @@ static void threads() {
 
 // What the host can notice is done when it has been waited for.
 static void noticed() {
-  Given g(kLarge);
+  Given g(large);
   uint32_t state = 7;
   cudaStream_t stream = new_stream();
   cudaEvent_t event;
@@ -166,16 +169,16 @@ static void noticed() {
     REQUIRE(cudaEventRecord(event, stream));
     REQUIRE(cudaStreamSynchronize(stream));
     events &= cudaEventQuery(event) == cudaSuccess;
-    mapped[kLarge - 1] = -1;
+    mapped[large - 1] = -1;
     REQUIRE(cudaMemsetAsync(mapped, round, g.bytes(), stream));
     REQUIRE(cudaStreamSynchronize(stream));
-    memory &= mapped[kLarge - 1] == round * 0x01010101;
+    memory &= mapped[large - 1] == round * 0x01010101;
     // Pinned memory may be written again once its copy was waited for.
     REQUIRE(cudaMemcpyAsync(g.data, mapped, g.bytes(), cudaMemcpyHostToDevice, stream));
     REQUIRE(cudaStreamSynchronize(stream));
-    mapped[kLarge - 1] = 0;
+    mapped[large - 1] = 0;
     int last;
-    REQUIRE(cudaMemcpy(&last, g.data + kLarge - 1, sizeof last, cudaMemcpyDeviceToHost));
+    REQUIRE(cudaMemcpy(&last, g.data + large - 1, sizeof last, cudaMemcpyDeviceToHost));
     memory &= last == round * 0x01010101;
   }
   fact("an event that was recorded before is done", events);
@@ -183,10 +186,11 @@ static void noticed() {
   REQUIRE(cudaFreeHost(mapped));
 }
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) large = std::atoi(argv[1]) << 18;
   set_factor(1);
   behind_slow_work();
-  waited_for("large copies that were waited for are there for all streams", kLarge, 2);
+  waited_for("large copies that were waited for are there for all streams", large, 2);
   waited_for("so are small ones", kSmall, 3);
   stream_gone();
   threads();

@@ -2,14 +2,18 @@
 """Run in the guest: what a synchronous call and copies take over the channel of SLUICE_CHANNEL.
 
 Prints the median of a call that waits for its answer, in microseconds, then the best GiB/s of
-copies from pageable memory to the device and back, and from pinned: `calls.py CALLS MEBIBYTES`.
+copies from pageable memory to the device and back, and from pinned; then the medians of a call
+after a pause, and of the one right after it: `calls.py CALLS MEBIBYTES`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import statistics
 import sys
 import time
+
+PAUSES, PAUSE_SECONDS = 15, 0.1
 
 
 def main() -> None:
@@ -31,11 +35,17 @@ def main() -> None:
     must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size)))
     must(cuda.cuStreamCreate(ctypes.byref(stream), 0))
     word = ctypes.c_uint32()
-    took = []
-    for _ in range(calls):
+
+    def call() -> float:
         begin = time.perf_counter()
         must(cuda.cuMemcpyDtoH_v2(ctypes.byref(word), memory, ctypes.c_size_t(4)))
-        took.append((time.perf_counter() - begin) * 1e6)
+        return (time.perf_counter() - begin) * 1e6
+
+    took = [call() for _ in range(calls)]
+    rested = []
+    for _ in range(min(calls, PAUSES)):
+        time.sleep(PAUSE_SECONDS)
+        rested.append((call(), call()))
     host = ctypes.create_string_buffer(size)
     pinned = ctypes.c_void_p()
     must(cuda.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(size), 0))
@@ -53,7 +63,12 @@ def main() -> None:
             must(cuda.cuCtxSynchronize())
             best = max(best, size / (time.perf_counter() - begin) / (1 << 30))
         speeds.append(best)
-    print(f"{sorted(took)[len(took) // 2]:.2f}", *(f"{speeds[i]:.5f}" for i in (2, 3, 0, 1)))
+    waits = (statistics.median(column) for column in zip(*rested, strict=True))
+    print(
+        f"{statistics.median(took):.2f}",
+        *(f"{speeds[i]:.5f}" for i in (2, 3, 0, 1)),
+        *(f"{wait:.2f}" for wait in waits),
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,11 @@ BIN = Path(os.environ["SLUICE_NATIVE_DIR"]) / "bin"
 
 
 def main() -> None:
-    """Prints a table, and behind it a line of JSON: of each figure ours and the floor, by round."""
+    """Prints a table, and behind it two lines of JSON.
+
+    Of each figure ours and the floor, by round; and over each channel the medians of a CUDA call
+    that waits, after a pause and right after that.
+    """
     floors, paces = [], []
     for _ in range(ROUNDS):
         floors.append(said([str(BIN / "rdma_floor"), TRIPS, MEBIBYTES]))
@@ -35,17 +39,20 @@ def main() -> None:
         f"copy_rdma_gib_s    {our_speed:.3f} over {speed:.3f} bare: {our_speed / speed:.2f} (0.85)"
     )
     print(f"  of other memory  {our_other:.3f}: {our_other / speed:.2f}")
+    waits: dict[str, tuple[float, float]] = {}
     for channel in ("rdma", "tcp"):
         calls = [sys.executable, str(HERE / "calls.py"), CALLS, MEBIBYTES]
-        call, to, back, pinned_to, pinned_back = said(calls, channel)
+        call, to, back, pinned_to, pinned_back, rested, after = said(calls, channel)
+        waits[channel] = rested, after
         print(
-            f"CUDA over {channel:4}  call {call:.0f} us, copies {to:.3f} and {back:.3f} GiB/s,"
-            f" pinned {pinned_to:.3f} and {pinned_back:.3f}"
+            f"CUDA over {channel:4}  call {call:.0f} us, after a pause {rested:.0f} us,"
+            f" copies {to:.3f} and {back:.3f} GiB/s, pinned {pinned_to:.3f} and {pinned_back:.3f}"
         )
     names = ("sync_call_rdma_us", "copy_rdma_gib_s", "copy_rdma_other_gib_s")
     ours = zip(*paces, strict=True)
     bare = zip(*((trip, speed, speed) for trip, speed in floors), strict=True)
     print(json.dumps(dict(zip(names, zip(ours, bare, strict=True), strict=True))))
+    print(json.dumps(waits))
 
 
 def said(command: list[str], channel: str = "rdma") -> list[float]:

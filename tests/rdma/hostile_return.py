@@ -84,7 +84,7 @@ def newest_session() -> tuple[str, bytes]:
 
 def data_port(session: str) -> int:
     """Where the session's server listens: the one of the two that knows it."""
-    log = Path("/tmp/log/server.log").read_text()
+    log = Path(os.environ["SERVER_LOG"]).read_text()
     ports = [int(p.split()[0]) for p in log.split("data port: 127.0.0.1:")[1:]]
     for port in ports:
         with socket.create_connection(("127.0.0.1", port), 10) as connected:

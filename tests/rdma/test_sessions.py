@@ -14,7 +14,8 @@ import sys
 
 import pytest
 
-from .conftest import CHECKOUT, DATA_PORT, NATIVE, WAY, WAY_PORT, RdmaGuest
+from .calls import PAUSES
+from .conftest import CHECKOUT, NATIVE, WAY, RdmaGuest
 
 sys.path.insert(0, str(CHECKOUT / "dev"))
 from measurements import Run, write_measured
@@ -32,18 +33,27 @@ FIGURES: dict[str, tuple[str, float | None, str]] = {
 COMES_BACK = "the session goes over RDMA again"
 
 
+def test_a_connection_carries_bytes_and_a_hostile_peer_reaches_its_own_session(
+    bare_guest: RdmaGuest,
+) -> None:
+    """While the server starts: it needs none."""
+    out = bare_guest.guest.check(str(NATIVE / "bin" / "rdma_test"), 200)
+    assert "[  PASSED  ]" in out
+    assert "SKIPPED" not in out, out
+
+
+def test_the_kernels_tls_is_held_against_ours(bare_guest: RdmaGuest) -> None:
+    """What machines like this one's host may lack: here is a kernel of its own."""
+    bare_guest.guest.check("modprobe -a tls gcm ctr aes_generic ghash_generic")
+    tests = "*OfTheKernelAreTheSame*:*OfTheKernelCarry*"
+    out = bare_guest.guest.check(f"{NATIVE / 'bin' / 'tls_test'} --gtest_filter='{tests}'", 100)
+    assert "[  PASSED  ] 4 tests" in out, out
+
+
 def test_the_server_says_which_port_it_uses(guest: RdmaGuest) -> None:
     log = guest.server_log()
     assert "RDMA: rxe0 port 1, RoCE v2, GID 1 ::ffff:a09:1, MTU 4096 bytes" in log
     assert "the node's label rdma is 10.9.0.0/24" in log
-
-
-def test_a_connection_carries_bytes_and_a_hostile_peer_reaches_its_own_session(
-    guest: RdmaGuest,
-) -> None:
-    out = guest.guest.check(str(NATIVE / "bin" / "rdma_test"), 200)
-    assert "[  PASSED  ]" in out
-    assert "SKIPPED" not in out, out
 
 
 def test_every_program_that_a_network_carries(guest: RdmaGuest) -> None:
@@ -69,7 +79,8 @@ def test_bulk_goes_straight_between_pinned_memory_and_the_workers(guest: RdmaGue
 def test_random_programs_compute_the_same_whatever_is_cut(guest: RdmaGuest) -> None:
     """Each piece of a connection is cut in rdma_test; here whole sessions are, and go on."""
     seconds = os.environ.get("SLUICE_TEST_CUT_SECONDS", "25")
-    said = guest.python("cut_programs.py", WAY, str(DATA_PORT), seconds, port=WAY_PORT, seconds=500)
+    where = WAY, str(guest.data_port)
+    said = guest.python("cut_programs.py", *where, seconds, way=True, seconds=500)
     found = json.loads(said)
     assert found["failed"] == []
     assert found["wrong"] == 0, found
@@ -115,10 +126,21 @@ def test_a_killed_worker_is_a_cuda_error(guest: RdmaGuest) -> None:
 
 def test_figures(guest: RdmaGuest) -> None:
     """What a call and copies take beside what the device does; a table and records, no verdict."""
-    table, _, rounds = guest.python("figures.py", seconds=200).rstrip().rpartition("\n")
-    print(table)
+    *table, rounds, waits = guest.python("figures.py", seconds=200).splitlines()
+    print("\n".join(table))
     run = Run("make test-rdma", setting="soft RoCE in a guest without KVM")
-    records = []
+    records = [
+        run.record(
+            "idle_call_us",
+            rested,
+            "us",
+            channel=channel,
+            floor=after,
+            floor_of="the same call right after it",
+            rounds=PAUSES,
+        )
+        for channel, (rested, after) in json.loads(waits).items()
+    ]
     for name, (ours, bare) in json.loads(rounds).items():
         unit, limit, floor_of = FIGURES[name]
         records.append(
@@ -147,7 +169,8 @@ def test_a_session_whose_link_goes_down_goes_on_by_tcp(guest: RdmaGuest) -> None
     assert GOES_ON in found["said"]
 
 
-def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(guest: RdmaGuest) -> None:
+def goes_and_comes_back(guest: RdmaGuest) -> None:
+    """Two sessions, by TCP while the link is down."""
     try:
         found = guest.disturbed("flaps", seconds=240)
     finally:
@@ -162,9 +185,8 @@ def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(guest: RdmaGuest)
         assert COMES_BACK in said
 
 
-def test_a_relayed_session_goes_over_rdma_between_the_hosts_and_on_by_tcp(
-    guest: RdmaGuest,
-) -> None:
+def relayed_goes_on_by_tcp(guest: RdmaGuest) -> None:
+    """A session of a program on a host without a GPU, when the link goes down."""
     try:
         found = guest.disturbed("down", channel="relayed")
     finally:
@@ -174,6 +196,26 @@ def test_a_relayed_session_goes_over_rdma_between_the_hosts_and_on_by_tcp(
     log = guest.relay_log()
     assert re.search(r"relayed to node \S+ \(127.0.0.1:\d+\) over RDMA, by rxe0 port 1", log), log
     assert "the session goes on over another connection to node" in log
+
+
+def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(
+    guest: RdmaGuest, coming_tls_guest: RdmaGuest
+) -> None:
+    """While the other server starts."""
+    goes_and_comes_back(guest)
+
+
+def test_a_relayed_session_goes_over_rdma_between_the_hosts_and_on_by_tcp(
+    guest: RdmaGuest,
+) -> None:
+    relayed_goes_on_by_tcp(guest)
+
+
+def test_where_the_data_port_has_tls_all_of_this_goes_through_it(tls_guest: RdmaGuest) -> None:
+    """Terms of RDMA, at the beginning and for the way back, and what goes on by TCP."""
+    assert f"data port: 127.0.0.1:{tls_guest.data_port} with TLS" in tls_guest.server_log()
+    goes_and_comes_back(tls_guest)
+    relayed_goes_on_by_tcp(tls_guest)
 
 
 @pytest.mark.parametrize("when", ["busy", "idle"])
@@ -189,29 +231,25 @@ def test_a_session_whose_interface_is_removed_lets_the_device_go(
     assert not found["device"], "the device cannot be removed while a session holds it"
 
 
-def test_without_a_device_auto_goes_by_tcp_and_rdma_says_what_is_missing(guest: RdmaGuest) -> None:
-    guest.guest.check("ip link delete d0")
-    try:
-        found = guest.disturbed("nothing", channel="auto")
-        assert found["after"] == [0, 0]
-        assert BY_RDMA not in found["said"]
-        environment = guest.environment("rdma")
-        program = NATIVE.parent / "programs" / "vector_add"
-        code, _, said = guest.guest.run(str(program), 60, environment)
-        assert code != 0
-        assert "SLUICE_CHANNEL is rdma, and there is no RDMA to the session's node" in said
-        assert "there is no RDMA device" in said
-    finally:
-        guest.network_up()
+def test_without_a_device_auto_goes_by_tcp_and_rdma_says_what_is_missing(
+    guest: RdmaGuest, coming_poor_guest: RdmaGuest
+) -> None:
+    """While the other server starts."""
+    found = guest.disturbed("nothing", channel="auto")
+    assert found["after"] == [0, 0]
+    assert BY_RDMA not in found["said"]
+    environment = guest.environment("rdma")
+    program = NATIVE.parent / "programs" / "vector_add"
+    code, _, said = guest.guest.run(str(program), 60, environment)
+    assert code != 0
+    assert "SLUICE_CHANNEL is rdma, and there is no RDMA to the session's node" in said
+    assert "there is no RDMA device" in said
 
 
-def test_a_server_without_a_device_names_the_setting_and_serves_by_tcp(guest: RdmaGuest) -> None:
-    guest.stop_server()
-    guest.guest.check("ip link delete d0")
-    try:
-        guest.start_server()
-        assert "[server] enable_rdma = true, and this host has no RDMA device" in guest.server_log()
-        found = guest.disturbed("nothing", channel="auto")
-        assert found["after"] == [0, 0]
-    finally:
-        guest.network_up()
+def test_a_server_without_a_device_names_the_setting_and_serves_by_tcp(
+    poor_guest: RdmaGuest,
+) -> None:
+    log = poor_guest.server_log()
+    assert "[server] enable_rdma = true, and this host has no RDMA device" in log
+    found = poor_guest.disturbed("nothing", channel="auto")
+    assert found["after"] == [0, 0]

@@ -106,18 +106,21 @@ def test_programs_compute_the_same_whatever_is_cut(
 
 
 @pytest.mark.parametrize(
-    ("plane", "most", "largest"),
+    ("plane", "most", "largest", "threads"),
     [
-        ("TCP", 3_000, 20_000),
-        ("TCP", 200_000, 3 << 20),
-        ("TCP", 1_500_000, 3 << 20),
-        (TLS, 60_000, 300_000),  # of a record, 16 KiB, no part is taken
-        (TLS, 300_000, 3 << 20),
+        ("TCP", 3_000, 20_000, 1),
+        ("TCP", 200_000, 3 << 20, 1),
+        ("TCP", 1_500_000, 3 << 20, 1),
+        ("TCP", 500_000, 3 << 20, 4),
+        (TLS, 8_000, 20_000, 1),  # with the handshake; of a record no part is taken
+        (TLS, 60_000, 300_000, 1),
+        (TLS, 300_000, 3 << 20, 1),
+        (TLS, 500_000, 3 << 20, 4),
     ],
     indirect=["plane"],
 )
 def test_random_programs_compute_the_same_whatever_is_cut(
-    plane: ControlPlane, network: BreakingNetwork, most: int, largest: int
+    plane: ControlPlane, network: BreakingNetwork, most: int, largest: int, threads: int
 ) -> None:
     """The largest copy takes a good many of the smallest connections, and not thousands."""
     breaks = int(os.environ.get("SLUICE_TEST_BREAKS", "120")) // 3
@@ -130,7 +133,7 @@ def test_random_programs_compute_the_same_whatever_is_cut(
         if tls:
             network.spare_next()
         done = subprocess.run(
-            [sys.executable, RANDOM_PROGRAM, str(seed), "5", str(largest)],
+            [sys.executable, RANDOM_PROGRAM, str(seed), "5", str(largest), str(threads)],
             env=plane.program_environment(**settings, **tls),
             capture_output=True,
             text=True,

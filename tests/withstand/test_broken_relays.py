@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
+from pool_certificates import PoolCa
 from relay_host import RelayHost, relay_host
 from static_pool import build_programs
 
@@ -23,6 +26,8 @@ from .traces import LIMIT
 
 #: At most how many bytes a connection passes in each direction, and a program that sends more.
 CUTS = {3_000: "module_launch", 40_000: "streams_events", 30_000_000: "bulk_copies"}
+#: Random work, checked by itself.
+RANDOM_PROGRAM = Path(__file__).resolve().parent / "programs" / "random_program.py"
 RUNS, ENOUGH = 4, 8  # of each program, and of its connections that are cut
 #: No test waits for its end: of a machine that stands still for a while no session may die.
 GRACE_SECONDS = 300
@@ -90,6 +95,35 @@ def test_programs_compute_the_same_whatever_is_cut(
             break
     network.cut_within(None)
     assert network.cuts >= ENOUGH
+
+
+def test_threads_compute_the_same_through_a_relay_under_tls(built: None, tmp_path: Path) -> None:
+    """Random work of one process in several threads, both ways, while its connections are cut."""
+    ca = PoolCa(tmp_path / "ca")
+    pair = ca.issue("node-a")
+    tls = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
+    server = {"advertise_addr": "127.0.0.2", "network_grace_seconds": GRACE_SECONDS}
+    with (
+        running(tmp_path, server=server, server_tls=tls) as plane,
+        relay_host(plane, tmp_path / "b", server_tls={"data_ca_file": ca.file}) as host,
+        BreakingNetwork(plane.data_port) as network,
+    ):
+        seed = 0
+        while network.cuts < ENOUGH:
+            network.spare_next()
+            network.cut_within(3_000_000, seed=seed)
+            done = subprocess.run(
+                [sys.executable, RANDOM_PROGRAM, str(seed), "3", str(3 << 20), "3"],
+                env=host.environment(SLUICE_GMEM="512"),
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            seeds, _, wrong = map(int, done.stdout.split())
+            assert wrong == 0, f"seeds {seed} to {seed + seeds - 1}"
+            seed += seeds
 
 
 def test_work_goes_on_whichever_part_of_the_way_is_lost(

@@ -140,6 +140,63 @@ TEST_P(Streams, RenewTheirKeys) {
   other.join();
 }
 
+// Of `write` bytes what comes through a connection that is cut after so many, of all that it
+// carries.
+size_t comes_of(channel::Stream* out, int out_socket, size_t write, Suite suite, size_t cut) {
+  int pair[2];
+  connect_pair(pair);
+  std::string error;
+  const auto in = RecordStream::open(pair[1], theirs(suite), &error);
+  Bytes all = random_bytes(write, 9), sealed(cut), got(write);
+  iovec part{all.data(), write};
+  std::thread writer([&] { out->write(&part, 1); });
+  EXPECT_EQ(recv(out_socket, sealed.data(), cut, MSG_WAITALL), static_cast<ssize_t>(cut));
+  EXPECT_EQ(send(pair[0], sealed.data(), cut, 0), static_cast<ssize_t>(cut));
+  shutdown(pair[0], SHUT_WR);
+  shutdown(out_socket, SHUT_RDWR);
+  writer.join();
+  size_t came = 0;
+  for (ssize_t one; came < write; came += static_cast<size_t>(one)) {
+    const iovec room{got.data() + came, write - came};
+    if ((one = in->read(&room, 1)) <= 0) break;
+  }
+  EXPECT_EQ(std::memcmp(got.data(), all.data(), came), 0);
+  for (const int s : pair) ::close(s);
+  return came;
+}
+
+TEST_P(Streams, CarrySomethingHoweverEarlyTheyAreCut) {
+  std::string error;
+  left_ = RecordStream::open(sockets_[0], ours(GetParam()), &error);
+  EXPECT_GE(comes_of(left_.get(), sockets_[1], 1 << 20, GetParam(), 4000), 3000u);
+}
+
+TEST_P(Streams, OfTheKernelCarrySomethingHoweverEarlyTheyAreCut) {
+  std::string error;
+  left_ = KernelStream::open(sockets_[0], ours(GetParam()), &error, /*also_old=*/true);
+  if (!left_) GTEST_SKIP() << "this kernel has no TLS " << error;
+  EXPECT_GE(comes_of(left_.get(), sockets_[1], 1 << 20, GetParam(), 4000), 3000u);
+}
+
+TEST_P(Streams, ComeToFullRecords) {
+  open();
+  Bytes all = random_bytes(1 << 20, 10);
+  iovec part{all.data(), all.size()};
+  std::thread writer([&] { EXPECT_TRUE(left_->write(&part, 1)); });
+  size_t full = 0;
+  for (size_t came = 0; came < all.size();) {
+    uint8_t header[5];
+    ASSERT_EQ(recv(sockets_[1], header, sizeof header, MSG_WAITALL), 5);
+    const size_t sealed = static_cast<size_t>(header[3]) << 8 | header[4];
+    Bytes record(sealed);
+    ASSERT_EQ(recv(sockets_[1], record.data(), sealed, MSG_WAITALL), static_cast<ssize_t>(sealed));
+    full += sealed == RecordSizes::kFull + 1 + kTagBytes;
+    came += sealed - 1 - kTagBytes;
+  }
+  writer.join();
+  EXPECT_EQ(full, (all.size() - RecordSizes::kSmallAtFirst) / RecordSizes::kFull);
+}
+
 TEST_P(Streams, EndWithTheConnection) {
   open();
   carry(left_.get(), right_.get(), 1000, 5);
@@ -183,6 +240,70 @@ TEST_P(Streams, LoseNothingThatCameBeforeTheEnd) {
     EXPECT_EQ(in->read(&room, 1), -1);
     EXPECT_EQ(errno, EBADMSG);
   }
+  for (const int s : pair) ::close(s);
+}
+
+// Whoever asks whether there is something does not wait in the middle of a record then.
+TEST_P(Streams, SayThatTheyAreReadableWhenARecordHasCome) {
+  open();
+  uint8_t abc[] = "abc", records[50], got[8];
+  for (int i = 0; i < 2; ++i) {
+    iovec part{abc, 3};
+    ASSERT_TRUE(left_->write(&part, 1));
+  }
+  ASSERT_EQ(recv(sockets_[1], records, sizeof records, MSG_WAITALL), 50);
+  for (const size_t cut : {1, 4, 5, 6, 24, 26, 29, 30, 49}) {  // 25 bytes each
+    int pair[2];
+    connect_pair(pair);
+    std::string error;
+    const auto in = RecordStream::open(pair[1], theirs(GetParam()), &error);
+    const iovec room{got, 3};
+    ASSERT_EQ(send(pair[0], records, cut, 0), static_cast<ssize_t>(cut));
+    EXPECT_EQ(in->wait_readable(cut < 25 ? 20 : 60'000), cut > 25) << cut;
+    if (cut > 25) {  // and the rest lies in its buffer
+      EXPECT_EQ(in->read(&room, 1), 3);
+    }
+    EXPECT_FALSE(in->readable()) << cut;
+    EXPECT_FALSE(in->pending()) << cut;
+    ASSERT_EQ(send(pair[0], records + cut, 50 - cut, 0), static_cast<ssize_t>(50 - cut));
+    EXPECT_TRUE(in->wait_readable(60'000)) << cut;
+    EXPECT_EQ(in->read(&room, 1), 3);
+    if (cut < 25) {
+      EXPECT_TRUE(in->readable());
+      EXPECT_EQ(in->read(&room, 1), 3);
+    }
+    EXPECT_FALSE(in->readable());
+    ASSERT_EQ(send(pair[0], records, cut, 0), static_cast<ssize_t>(cut));
+    shutdown(pair[0], SHUT_WR);
+    EXPECT_TRUE(in->wait_readable(60'000)) << "its end, in the middle of a record";
+    EXPECT_LE(in->read(&room, 1), 0);
+    for (const int s : pair) ::close(s);
+  }
+}
+
+// Who waits for one does not do so forever where the socket has no room for all of it.
+TEST_P(Streams, WaitForRecordsForWhichThereIsNoRoom) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  constexpr int kLittle = 4608;
+  ASSERT_EQ(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &kLittle, sizeof kLittle), 0);
+  std::string error;
+  const auto out = RecordStream::open(pair[0], ours(GetParam()), &error);
+  const auto in = RecordStream::open(pair[1], theirs(GetParam()), &error);
+  Bytes all = random_bytes(200'000, 11), got(all.size());
+  std::thread writer([&] {
+    iovec part{all.data(), all.size()};
+    EXPECT_TRUE(out->write(&part, 1));
+  });
+  for (size_t came = 0; came < all.size();) {
+    ASSERT_TRUE(in->wait_readable(60'000));
+    const iovec room{got.data() + came, got.size() - came};
+    const ssize_t one = in->read(&room, 1);
+    ASSERT_GT(one, 0);
+    came += static_cast<size_t>(one);
+  }
+  writer.join();
+  EXPECT_EQ(got, all);
   for (const int s : pair) ::close(s);
 }
 

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random work on a device, held against the same on the host.
 
-    random_program.py SEED SECONDS [LARGEST]
+    random_program.py SEED SECONDS [LARGEST [THREADS]]
 
 Copies of all sizes up to the largest from and to pageable and pinned memory, fills and copies on
 the device, in any order. Pinned memory is overwritten or freed as soon as CUDA lets a program do so
 and not before.
 Between them kernels add to sums in place, on two streams that events order, and take from memory
 that is allocated and freed while they run: what is done twice, or not at all, shows in the sums.
-Runs so many whole seeds from the first on as begin in that time, and prints their number, that of
-the operations, and how many reads were wrong.
+Now and then the process forks, and its child ends at once.
+Runs so many whole seeds from the first on as begin in that time, in several threads at once if it
+is told to, and prints their number, that of the operations, and how many reads were wrong.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
 SIZE = 3 << 20
@@ -173,7 +176,6 @@ class Run:
         self.random = random.Random(seed)
         self.wrong = 0
         self.largest = largest
-        self.before = free_bytes()
         self.sums = Sums(self.random, function)
         self.memory, self.stream, self.event = c_uint64(), c_void_p(), c_void_p()
         must(cuda.cuMemAlloc_v2(byref(self.memory), c_size_t(SIZE)))
@@ -189,7 +191,7 @@ class Run:
         sums = self.sums
         kinds = (
             *(self.store, self.store_pinned, self.load, self.load_pinned, self.fill, self.move),
-            *(sums.accumulate, sums.hand_over, sums.allocate, sums.take, sums.load),
+            *(sums.accumulate, sums.hand_over, sums.allocate, sums.take, sums.load, self.fork),
         )
         for _ in range(OPERATIONS):
             self.random.choice(kinds)()
@@ -203,8 +205,6 @@ class Run:
         must(cuda.cuStreamDestroy_v2(self.stream))
         must(cuda.cuEventDestroy_v2(self.event))
         self.wrong += sums.wrong
-        if free_bytes() != self.before:
-            raise SystemExit(f"{self.before - free_bytes()} bytes are not free again")
 
     def part(self) -> tuple[int, int]:
         """Where it begins, and its bytes."""
@@ -271,6 +271,13 @@ class Run:
         self.wrong += got != bytes(self.model[offset : offset + size])
         self.free.append(block)
 
+    @staticmethod
+    def fork() -> None:
+        """A child that does nothing."""
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+
     def fill(self) -> None:
         """On the device."""
         offset, size = self.part()
@@ -290,6 +297,7 @@ def main() -> None:
     """Seed after seed."""
     first, seconds = int(sys.argv[1]), float(sys.argv[2])
     largest = int(sys.argv[3]) if len(sys.argv) > 3 else SIZE
+    threads = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     context = c_void_p()
     must(cuda.cuInit(0))
     must(cuda.cuDevicePrimaryCtxRetain(byref(context), 0))
@@ -297,13 +305,22 @@ def main() -> None:
     module, function = c_void_p(), c_void_p()
     must(cuda.cuModuleLoadData(byref(module), ACCUMULATE))
     must(cuda.cuModuleGetFunction(byref(function), module, b"accumulate"))
+
+    def run(seed: int) -> int:
+        must(cuda.cuCtxSetCurrent(context))
+        one = Run(seed, function, largest)
+        one.work()
+        return one.wrong
+
     end = time.monotonic() + seconds
     seeds = wrong = 0
-    while time.monotonic() < end or seeds == 0:
-        run = Run(first + seeds, function, largest)
-        run.work()
-        seeds += 1
-        wrong += run.wrong
+    with ThreadPoolExecutor(threads) as pool:
+        while time.monotonic() < end or seeds == 0:
+            before = free_bytes()
+            wrong += sum(pool.map(run, range(first + seeds, first + seeds + threads)))
+            seeds += threads
+            if free_bytes() != before:
+                raise SystemExit(f"{before - free_bytes()} bytes are not free again")
     print(seeds, seeds * OPERATIONS, wrong)
 
 
