@@ -37,7 +37,11 @@ OUT_OF_MEMORY = "out_of_memory"
 
 
 class Unavailable(Exception):
-    """This host's driver makes none, or its process fails; the text says why."""
+    """This host's driver makes none; the text says why."""
+
+
+class Failed(Exception):
+    """The process for it was killed, crashed or hung; another one may do better."""
 
 
 class DriverMemory:
@@ -52,7 +56,7 @@ class DriverMemory:
         self._socket: socket.socket | None = None
 
     def make(self, count: int, mib: int) -> list[HostPiece]:
-        """Pieces of so many MiB each. Raises Unavailable, NoSwapMemory, and has none."""
+        """Pieces of so many MiB each. Raises Unavailable, Failed, NoSwapMemory, and has none."""
         found: list[HostPiece] = []
         try:
             with self._lock:
@@ -79,7 +83,7 @@ class DriverMemory:
             told, descriptors = self._hear(asker)
         except (OSError, ValueError, EOFError) as error:
             self._end(at_once=True)
-            raise Unavailable(f"the process that asks the driver for it failed ({error})") from None
+            raise Failed(f"the process that asks the driver for it failed ({error})") from None
         except Unavailable:
             self._end()
             raise
@@ -112,7 +116,7 @@ class DriverMemory:
                 )
             except OSError as error:
                 ours.close()
-                raise Unavailable(f"the process for it cannot be started: {error}") from None
+                raise Failed(f"the process for it cannot be started: {error}") from None
         self._socket = ours
         ours.settimeout(START_SECONDS)
         told, _ = self._hear(ours)

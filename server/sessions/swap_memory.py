@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sluice.server.host_memory.driver_memory import DriverMemory, Unavailable
+from sluice.server.host_memory.driver_memory import DriverMemory, Failed, Unavailable
 from sluice.server.host_memory.pieces import HostPiece, NoSwapMemory, check_free, make_shared
 
 log = logging.getLogger("sluice.server")
@@ -39,6 +39,8 @@ CALM_SECONDS = 2.0
 #: So long after a move that found too little ready they are taken for many.
 HASTE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
+#: In a row, of the process that asks the driver: then it is left alone until the server's restart.
+MOST_DRIVER_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class SwapMemory:
         self._waiting = 0  # of them, for memory that was not ready
         self._haste_until = 0.0
         self._driver_is_short = False  # it gave none since the last move
+        self._driver_failures = 0  # in a row
         self._makers = max(1, min(MOST_MAKERS, (os.cpu_count() or 1) // 2))
 
     @property
@@ -338,7 +341,7 @@ class SwapMemory:
 
     async def _make_ready(self, count: int) -> list[HostPiece]:
         """So many more at most; 0: one for another. None: it is no time. Raises NoSwapMemory."""
-        if self._driver_memory and self.may_open_gpus():
+        if self._driver_memory and self.may_open_gpus() and not self._driver_is_short:
             wait = self._calm_at - time.monotonic()
             if self._moving or wait > 0:
                 if count and self._is_hasty():
@@ -350,10 +353,18 @@ class SwapMemory:
                 self._ready.remove(shared)
                 shared.close()
             try:
-                return await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
+                made = await asyncio.to_thread(self._driver_memory.make, 1, PIECE_MIB)
+                self._driver_failures = 0
+                return made
             except Unavailable as none:
                 log.info("[suspend] ready_mib are shared memory: %s", none)
                 self._driver_memory = None
+            except Failed as failed:  # tried again after the next move
+                log.warning("[suspend] ready_mib are shared memory for now: %s", failed)
+                self._driver_is_short = True
+                self._driver_failures += 1
+                if self._driver_failures >= MOST_DRIVER_FAILURES:
+                    self._driver_memory = None
             except NoSwapMemory:
                 self._driver_is_short = True  # there may be huge pages, which nobody else uses
         return await self._make([PIECE_MIB] * min(self._makers, max(1, count)))

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from child_processes import children_running
 
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.host_memory import pieces
@@ -228,6 +230,23 @@ async def test_a_server_without_threads_or_descriptors_says_so_and_fills_up_late
         with swap.moving():
             pass
         await until(lambda: swap.ready_mib == PIECE_MIB)
+
+
+async def test_who_asks_the_driver_is_killed_and_another_does_so_after_the_next_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(swap_memory, "CALM_SECONDS", 0.0)
+    memory = DriverMemory(str(find_native(SOFTGPU)), os.environ)
+    swap = SwapMemory(4 * PIECE_MIB, PIECE_MIB, memory)
+    close(memory.make(1, 2))
+    [helper] = children_running(os.getpid(), "host_memory/driver_process.py")
+    os.kill(helper, signal.SIGKILL)
+    async with kept(swap):
+        await until(lambda: swap.ready_mib == PIECE_MIB)
+        assert not swap._ready[0].of_driver
+        with swap.moving():
+            pass
+        await until(lambda: [piece.of_driver for piece in swap._ready] == [True])
 
 
 async def test_where_the_driver_makes_none_it_is_shared_memory() -> None:
