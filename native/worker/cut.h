@@ -35,6 +35,7 @@ class Cut {
   // that runs no command, as a library's own, is never kept back.
   static void begun() { ++t_commands; }
   static void done() { --t_commands; }
+  static bool runs_command() { return t_commands > 0; }
 
   // While this thread waits where all that it has begun may stand still. Afterwards it looks
   // whether the cut is closed.

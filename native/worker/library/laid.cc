@@ -65,8 +65,6 @@ CUresult lay(Session& s, Vgpu& v, uint64_t bytes, CUdeviceptr* address) {
 }
 
 bool lift(Session& s, CUdeviceptr address, CUresult* status) {
-  // A library's own thread; one that runs a command is not kept back in the middle of it.
-  if (!LaysMemory::here()) s.cut.wait_until_open();
   const auto holds = [&](const auto& v) {
     std::lock_guard lock(v->mutex);
     return v->laid.contains(address);
@@ -75,16 +73,22 @@ bool lift(Session& s, CUdeviceptr address, CUresult* status) {
   if (owner == s.vgpus.end()) return false;
   Vgpu& v = **owner;
   const Driver& d = s.driver;
+  // A library's own thread waits; one that runs a command is not kept back in the middle of it.
+  const bool waits = !Cut::runs_command();
+  if (waits) s.cut.wait_until_open();
   const InContext in(d, v);
   *status = d.cuCtxSynchronize();
   if (*status != CUDA_SUCCESS) return true;  // as cuMemFree: it stays
   Vgpu::Laid laid;
-  {
+  for (bool found = false; !found;) {
+    if (waits) s.cut.wait_until_open();
     std::lock_guard lock(v.mutex);
-    auto found = v.laid.extract(address);
-    if (!found) return *status = CUDA_ERROR_INVALID_VALUE, true;  // freed twice at once
-    laid = found.mapped();
+    if (waits && s.cut.closed()) continue;  // else a move might have seen it
+    auto extracted = v.laid.extract(address);
+    if (!extracted) return *status = CUDA_ERROR_INVALID_VALUE, true;  // freed twice at once
+    laid = extracted.mapped();
     v.memory.lift(laid.bytes);
+    found = true;
   }
   *status = d.cuMemUnmap(address, laid.bytes);
   const CUresult released = d.cuMemRelease(laid.handle);

@@ -7,9 +7,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <random>
 #include <set>
@@ -356,6 +358,28 @@ TEST_F(Moves, WhatLibrariesAllocateInCallsMovesAndIsNotCountedAsStaying) {
   EXPECT_EQ(staying, 0u);
   EXPECT_EQ(taken, 2 * kSlab);
   v.memory.show_on(nullptr, nullptr);
+}
+
+TEST_F(Moves, WhileItStandsStillACommandFreesWhatALibraryHasAndALibrarysThreadWaits) {
+  for (int i = 0; i < 2; ++i) add_laid(2 * kSlab);
+  auto& v = *session_->vgpus[0];
+  const uint64_t one = v.laid.begin()->first, other = v.laid.rbegin()->first;
+  session_->cut.close();
+  auto command = std::async(std::launch::async, [&] {
+    worker::Cut::begun();
+    drop(one);  // as one of NCCL's does, in which nothing is laid
+    worker::Cut::done();
+  });
+  const bool is_done = command.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
+  if (!is_done) session_->cut.open();
+  ASSERT_TRUE(is_done) << "it waits for the cut, which waits for it";
+  EXPECT_FALSE(worker::lift(*session_, one, nullptr)) << "and who frees something else goes on";
+  auto thread = std::async(std::launch::async, [&] { drop(other); });
+  moves_->look();
+  ASSERT_TRUE(go_out() && come_back()) << error_;
+  EXPECT_TRUE(v.laid.size() == 1 && is_right());
+  session_->cut.open();
+  thread.get();
 }
 
 TEST_F(Moves, WhereTheCopiesFailWhatIsOutAndWhatIsKeptStayAsTheyWere) {
