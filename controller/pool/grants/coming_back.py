@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.model import Grant, Vgpu
 from sluice.controller.pool.projects.quotas import Excess, Held, Quotas
 
@@ -20,17 +19,9 @@ def over_quota(quotas: Quotas, grant: Grant, sized: tuple[Vgpu, ...]) -> Excess 
     return quotas.exceeded(grant.project, Held.of(sized), Held.of(grant.vgpus))
 
 
-def why_waiting(grant: Grant, over: Excess | None, fleet: Fleet) -> str:
-    """What keeps it; "": room alone, which the queue shows."""
+def note_of(grant: Grant, over: Excess | None) -> str:
+    """Its note from now on: the one before where nothing but room keeps it."""
     if over:
-        return f"project {over.project} has a quota {over.figure} of {over.most}, and holds others"
-    gpus = [(key, fleet.gpus.get(key)) for key, _ in grant.placed()]
-    faults = [f"GPU {key} is at fault: {gpu.fault}" for key, gpu in gpus if gpu and gpu.fault]
-    return faults[0] if faults else ""
-
-
-def note_of(grant: Grant, why: str) -> str:
-    """Its note from now on: an earlier one stays where nothing but room keeps it."""
-    if why:
-        return WAITS + why
+        most = f"project {over.project} has a quota {over.figure} of {over.most}"
+        return f"{WAITS}{most}, and holds others"
     return "" if grant.suspension_note.startswith(WAITS) else grant.suspension_note

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.grants.coming_back import note_of, over_quota, why_waiting
+from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
@@ -285,7 +285,7 @@ class Suspending:
             if reserved or not keys & held:
                 self._resume(grant, vgpus, decisions)
                 return []
-        note = note_of(grant, why_waiting(grant, over, self._fleet))
+        note = note_of(grant, over)
         if note != grant.suspension_note:
             grant.suspension_note = note
             self._changed(grant)
