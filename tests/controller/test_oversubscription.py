@@ -13,10 +13,11 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.gpus.oversubscription import MOST_MOVED
-from sluice.controller.pool.grants.suspension import ReportedSuspension
+from sluice.controller.pool.grants.suspension import ReportedSuspension, SuspendedContexts
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import Gpu, GpuKey, Grant, Node, OwnerKind, Sharing
 from sluice.controller.rpc.messages import factor_of, gpu_of
+from sluice.resources.suspended_contexts import ContextPlace
 from sluice.rpc import pool_pb2 as rpc
 
 MIB, CONTEXT, SWAP = 8000, 500, 100_000
@@ -130,6 +131,23 @@ def test_what_is_resumed_comes_back_only_beside_all_that_is_reserved() -> None:
     own = bench.reserve("own", memory_mib=3500, compute_percent=10)
     assert bench.pool.lifecycle.resume(grant.id).suspends == [], "both could not be there at once"
     decisions = bench.pool.reserving.end_reservation(own.id, "over")
+    assert [order.resume for order in decisions.suspends] == [True]
+
+
+def test_one_whose_context_is_off_comes_back_where_the_largest_fits_beside_that() -> None:
+    """As where the factor was raised while it was out."""
+    bench = make_bench()
+    grant = bench.granted(memory_mib=1000, compute_percent=10).grant
+    bench.pool.lifecycle.session_started(bench.pool.sessions_of(grant.id)[0].id, 7, "shm")
+    bench.pool.lifecycle.suspend(grant.id, "by a test")
+    off = SuspendedContexts(ContextPlace.OFF, mib=(4,))
+    is_out = ReportedSuspension(grant.id, suspended=True, staying_mib=(0,), contexts=off)
+    bench.pool.lifecycle.suspension("a", is_out)
+    largest = MIB - 2 * CONTEXT - 4
+    bench.granted(memory_mib=largest, compute_percent=10)
+    small = bench.granted(memory_mib=1000, compute_percent=10).grant
+    assert bench.pool.lifecycle.resume(grant.id).suspends == [], "the largest could not come in"
+    decisions = bench.pool.lifecycle.session_ended("", small.id, GONE)
     assert [order.resume for order in decisions.suspends] == [True]
 
 

@@ -41,9 +41,15 @@ class FreeCapacity:
             host_left_mib=self.host_left_mib + freed_mib,
         )
 
-    def fits_alone(self, memory_mib: int) -> bool:
-        """Whether one that is there already can have so much: beside all that never moves."""
-        return self.beside_mib is None or memory_mib <= self.beside_mib
+    def fits_alone(self, memory_mib: int, more_overhead_mib: int = 0) -> bool:
+        """Whether one that is there already can have so much: beside all that never moves.
+
+        Where more of contexts comes there with it, the largest has to fit beside that, too.
+        """
+        if self.beside_mib is None:
+            return True
+        largest = max(memory_mib, self.largest_mib) if more_overhead_mib > 0 else memory_mib
+        return largest + max(0, more_overhead_mib) <= self.beside_mib
 
     def brings_in(self, memory_mib: int, overhead_mib: int, *, stays: bool) -> bool:
         """Whether, with such a vGPU, each can still be brought in beside all that never moves."""

@@ -90,7 +90,9 @@ class MovePlaces:
         """Whether it can have all of this again where it is, beside what it has there now."""
         memory: Counter[GpuKey] = Counter()
         percent: Counter[GpuKey] = Counter()
+        contexts: Counter[GpuKey] = Counter()
         for (key, now), then in zip(grant.placed(), sized, strict=True):
+            contexts[key] += then.overhead_mib - now.overhead_mib
             memory[key] += then.memory_mib - now.memory_mib
             memory[key] += then.overhead_mib - now.overhead_mib
             percent[key] += then.compute_percent - now.compute_percent
@@ -103,7 +105,8 @@ class MovePlaces:
         if grant.reservation:
             return True
         for (key, _), then in zip(grant.placed(), sized, strict=True):
-            if not self._fleet.capacity_of(self._fleet.gpus[key]).fits_alone(then.memory_mib):
+            capacity = self._fleet.capacity_of(self._fleet.gpus[key])
+            if not capacity.fits_alone(then.memory_mib, contexts[key]):
                 return False
         return True
 
