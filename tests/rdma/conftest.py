@@ -173,7 +173,10 @@ def guest(bare_guest: RdmaGuest) -> RdmaGuest:
 
 @pytest.fixture(scope="session")
 def coming_tls_guest(guest: RdmaGuest, tmp_path_factory: pytest.TempPathFactory) -> RdmaGuest:
-    """The same guest with another server, whose data port has TLS, and which is on its way yet."""
+    """The same guest with another server, whose data port has TLS, and which is on its way yet.
+
+    The device stays as it is until it is there, as a server looks for one when it starts.
+    """
     folder = tmp_path_factory.mktemp("ca")
     PoolCa(folder).issue(NODE)
     guest.guest.put(folder, CA)

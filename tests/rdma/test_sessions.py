@@ -113,7 +113,10 @@ def test_nonsense_where_a_session_would_come_back_changes_nothing(guest: RdmaGue
     assert GOES_ON not in found["said"]
 
 
-def test_a_killed_program_gives_everything_back(guest: RdmaGuest) -> None:
+def test_a_killed_program_gives_everything_back(
+    guest: RdmaGuest, coming_tls_guest: RdmaGuest
+) -> None:
+    """While the server with TLS starts: its end takes a while."""
     found = guest.disturbed("killed")
     assert found == {"before": 0, "left": []}
 
@@ -124,8 +127,11 @@ def test_a_killed_worker_is_a_cuda_error(guest: RdmaGuest) -> None:
     assert found["after"] not in (0, None), found
 
 
-def test_figures(guest: RdmaGuest) -> None:
-    """What a call and copies take beside what the device does; a table and records, no verdict."""
+def test_figures(guest: RdmaGuest, tls_guest: RdmaGuest) -> None:
+    """What a call and copies take beside what the device does; a table and records, no verdict.
+
+    From here on no server starts meanwhile: each finds the device as it is then.
+    """
     *table, rounds, waits = guest.python("figures.py", seconds=200).splitlines()
     print("\n".join(table))
     run = Run("make test-rdma", setting="soft RoCE in a guest without KVM")
@@ -198,10 +204,7 @@ def relayed_goes_on_by_tcp(guest: RdmaGuest) -> None:
     assert "the session goes on over another connection to node" in log
 
 
-def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(
-    guest: RdmaGuest, coming_tls_guest: RdmaGuest
-) -> None:
-    """While the other server starts."""
+def test_a_session_comes_back_to_rdma_and_is_shown_where_it_is(guest: RdmaGuest) -> None:
     goes_and_comes_back(guest)
 
 
@@ -234,7 +237,7 @@ def test_a_session_whose_interface_is_removed_lets_the_device_go(
 def test_without_a_device_auto_goes_by_tcp_and_rdma_says_what_is_missing(
     guest: RdmaGuest, coming_poor_guest: RdmaGuest
 ) -> None:
-    """While the other server starts."""
+    """While a server starts that has none either."""
     found = guest.disturbed("nothing", channel="auto")
     assert found["after"] == [0, 0]
     assert BY_RDMA not in found["said"]
