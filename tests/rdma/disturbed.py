@@ -6,6 +6,7 @@ Prints JSON: the CUresults of its work before and after, what the client said, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -140,9 +141,18 @@ def serving_workers() -> list[int]:
     """Those that have an RDMA device open: sessions'."""
     found = []
     for pid in workers():
-        files = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        if any("uverbs" in file for file in files):
+        if any("uverbs" in file for file in files_of(pid)):
             found.append(pid)
+    return found
+
+
+def files_of(pid: int) -> list[str]:
+    """What a process has open; it may close some meanwhile, or end."""
+    found = []
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(str(link.readlink()))
     return found
 
 
