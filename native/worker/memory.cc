@@ -35,6 +35,14 @@ CUmemAllocationProp physical_memory_on(const Gpu& gpu) {
   return prop;
 }
 
+CUmemAccessDesc full_access_of(const Gpu& gpu) {
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = gpu.ordinal;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
 void uncharge(Session& s, Vgpu& v, uint64_t bytes) {
   const uint64_t given = v.memory.give(MemoryUse::kClient, bytes);
   if (!s.ledger) return;
@@ -78,19 +86,10 @@ void map(Session& s, const Command& c, Reply& reply) {
   if (!free_for_mapping(*v, m.address, m.bytes))
     return s.reject("MemoryMap names addresses that are already backed");
 
-  const CUmemAllocationProp prop = physical_memory_on(*v->gpu);
   CUmemGenericAllocationHandle handle;
-  reply.status = s.driver.cuMemCreate(&handle, m.bytes, &prop, 0);
+  reply.status = map_new(s.driver, *v->gpu, m.address, m.bytes, &handle,
+                         [&] { return set_usual_access(s, *v, m.address, m.bytes); });
   if (reply.status != CUDA_SUCCESS) return;
-  reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
-  if (reply.status == CUDA_SUCCESS) {
-    reply.status = set_usual_access(s, *v, m.address, m.bytes);
-    if (reply.status != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
-  }
-  if (reply.status != CUDA_SUCCESS) {
-    s.driver.cuMemRelease(handle);
-    return;
-  }
   v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0, false});
   v->memory.take(MemoryUse::kClient, m.bytes);
 }

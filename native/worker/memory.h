@@ -16,6 +16,24 @@ bool in_window(const Vgpu& v, uint64_t address, uint64_t bytes);
 // Whether nothing backs any of it yet.
 bool free_for_mapping(const Vgpu& v, uint64_t address, uint64_t bytes);
 CUmemAllocationProp physical_memory_on(const Gpu& gpu);
+// To read from there and write.
+CUmemAccessDesc full_access_of(const Gpu& gpu);
+// New memory of the GPU behind addresses that are reserved, with the access that `give_access`
+// gives; nothing of it stays where one of these fails.
+template <class GiveAccess>
+CUresult map_new(const Driver& d, const Gpu& gpu, uint64_t address, uint64_t bytes,
+                 CUmemGenericAllocationHandle* handle, GiveAccess give_access) {
+  const CUmemAllocationProp prop = physical_memory_on(gpu);
+  CUresult e = d.cuMemCreate(handle, bytes, &prop, 0);
+  if (e != CUDA_SUCCESS) return e;
+  e = d.cuMemMap(address, bytes, 0, *handle, 0);
+  if (e == CUDA_SUCCESS) {
+    e = give_access();
+    if (e != CUDA_SUCCESS) d.cuMemUnmap(address, bytes);
+  }
+  if (e != CUDA_SUCCESS) d.cuMemRelease(*handle);
+  return e;
+}
 // The kind of compression that the driver granted.
 uint32_t compression_of(Session& s, CUmemGenericAllocationHandle handle);
 // Whether the client may take `bytes` of the vGPU's memory. More than the vGPU has ends the

@@ -74,8 +74,8 @@ void MemoryMoves::look() {
         add_place(&pieces_[before->second], *v, address);
         continue;
       }
-      Piece piece{&owner,         nullptr, id,   mapping.bytes, physical_memory_on(*owner.gpu),
-                  mapping.handle, {},      false};
+      Piece piece{&owner,         nullptr, id, mapping.bytes, physical_memory_on(*owner.gpu),
+                  mapping.handle, {}};
       if (id)
         piece.prop.allocFlags.compressionType =
             static_cast<unsigned char>(compression_of(session_, mapping.handle));
@@ -86,13 +86,9 @@ void MemoryMoves::look() {
       movable_[owner.index] += piece.bytes;
       pieces_.push_back(std::move(piece));
     }
-  }
-  for (auto& v : session_.vgpus) {
-    session_.use(v->index);
-    std::lock_guard lock(v->mutex);
     for (const auto& [address, laid] : v->laid) {
-      Piece piece{v.get(),     v.get(), 0,   laid.bytes, physical_memory_on(*v->gpu),
-                  laid.handle, {},      true};
+      Piece piece{v.get(), v.get(), 0, laid.bytes, physical_memory_on(*v->gpu), laid.handle, {}};
+      piece.laid = true;
       add_place(&piece, *v, address);
       if (piece.places[0].access.empty()) continue;
       movable_[v->index] += piece.bytes;

@@ -91,11 +91,7 @@ CUresult set_usual_access(Session& s, const Vgpu& owner, uint64_t address, uint6
   const auto add = [&](const Vgpu& v) {
     for (const auto& known : all)
       if (known.location.id == v.gpu->ordinal) return;
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = v.gpu->ordinal;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    all.push_back(access);
+    all.push_back(full_access_of(*v.gpu));
   };
   add(owner);
   for (size_t i = 0; i < s.vgpus.size(); ++i)

@@ -360,7 +360,7 @@ class SwapMemory:
                 log.info("[suspend] ready_mib are shared memory: %s", none)
                 self._driver_memory = None
             except Failed as failed:  # tried again after the next move
-                log.warning("[suspend] ready_mib are shared memory for now: %s", failed)
+                log.warning("[suspend] ready_mib are shared memory until the next move: %s", failed)
                 self._driver_is_short = True
                 self._driver_failures += 1
                 if self._driver_failures >= MOST_DRIVER_FAILURES:

@@ -101,7 +101,8 @@ class Jobs:
 
     def __init__(self, plane: Any, folder: Path) -> None:
         from checkpoint_bench import FOREIGN
-        from two_servers import find_native
+
+        from sluice.config.native_files import find_native
 
         self.plane, self.folder = plane, folder
         self._native = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}

@@ -10,14 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#define REQUIRE(call)                                                        \
-  do {                                                                       \
-    const int e = static_cast<int>(call);                                    \
-    if (e != 0) {                                                            \
-      std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, e); \
-      std::exit(1);                                                          \
-    }                                                                        \
-  } while (0)
+#include "require.h"
 
 #if CUDART_VERSION >= 13000
 using Kernel = CUpti_ActivityKernel10;

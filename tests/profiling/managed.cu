@@ -5,16 +5,8 @@
 #include <cupti.h>
 
 #include <cstdio>
-#include <cstdlib>
 
-#define REQUIRE(call)                                                        \
-  do {                                                                       \
-    const int e = static_cast<int>(call);                                    \
-    if (e != 0) {                                                            \
-      std::fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, e); \
-      std::exit(1);                                                          \
-    }                                                                        \
-  } while (0)
+#include "require.h"
 
 namespace {
 

@@ -15,6 +15,7 @@
 #include "client/profile/driver_calls.h"
 #include "client/unsupported.h"
 #include "wire/library_sizes.h"
+#include "wire/older_sonames.h"
 
 namespace sluice::client::library {
 
@@ -30,19 +31,8 @@ constexpr size_t kMostLearned = 1 << 20, kMostAnswers = 1 << 16;
 
 // What the node looks for on behalf of this program: its own CUDA version's, then the newest.
 std::string wanted(const std::string& soname, const char* between) {
-  struct Older {
-    uint32_t major;
-    const char *newest, *older;
-  };
-  constexpr Older all[] = {
-#define SLUICE_OLDER_SONAME(major, newest, older) {major, newest, older},
-#include "library/older.inc"
-#undef SLUICE_OLDER_SONAME
-  };
-  for (const Older& one : all)
-    if (one.major == runtime_version() / 1000 && soname == one.newest)
-      return one.older + std::string(between) + soname;
-  return soname;
+  const std::string older = wire::older_soname(soname, runtime_version() / 1000);
+  return older == soname ? soname : older + between + soname;
 }
 
 }  // namespace

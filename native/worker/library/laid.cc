@@ -26,18 +26,6 @@ class InContext {
   bool good_;
 };
 
-CUresult mapped(const Driver& d, const Vgpu& v, CUdeviceptr at, const Vgpu::Laid& laid) {
-  const CUresult e = d.cuMemMap(at, laid.bytes, 0, laid.handle, 0);
-  if (e != CUDA_SUCCESS) return e;
-  CUmemAccessDesc access{};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = v.gpu->ordinal;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  const CUresult given = d.cuMemSetAccess(at, laid.bytes, &access, 1);
-  if (given != CUDA_SUCCESS) d.cuMemUnmap(at, laid.bytes);
-  return given;
-}
-
 }  // namespace
 
 CUresult lay(Session& s, Vgpu& v, uint64_t bytes, CUdeviceptr* address) {
@@ -46,13 +34,10 @@ CUresult lay(Session& s, Vgpu& v, uint64_t bytes, CUdeviceptr* address) {
   const InContext in(d, v);
   CUdeviceptr at = 0;
   if (d.cuMemAddressReserve(&at, bytes, 0, 0, 0) != CUDA_SUCCESS) return CUDA_ERROR_OUT_OF_MEMORY;
-  const CUmemAllocationProp prop = physical_memory_on(*v.gpu);
   Vgpu::Laid laid{bytes, 0};
-  CUresult e = d.cuMemCreate(&laid.handle, bytes, &prop, 0);
-  if (e == CUDA_SUCCESS) {
-    e = mapped(d, v, at, laid);
-    if (e != CUDA_SUCCESS) d.cuMemRelease(laid.handle);
-  }
+  const CUmemAccessDesc access = full_access_of(*v.gpu);
+  const CUresult e = map_new(d, *v.gpu, at, bytes, &laid.handle,
+                             [&] { return d.cuMemSetAccess(at, bytes, &access, 1); });
   if (e != CUDA_SUCCESS) {
     d.cuMemAddressFree(at, bytes);
     return e;

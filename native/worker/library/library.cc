@@ -7,6 +7,7 @@
 
 #include "process/log.h"
 #include "wire/frame.h"
+#include "wire/older_sonames.h"
 
 namespace sluice::worker {
 
@@ -22,30 +23,10 @@ std::string where(void* handle) {
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "?";
 }
 
-struct OlderSoname {
-  uint32_t major;
-  const char *newest, *older;
-};
-
-constexpr OlderSoname kOlderSonames[] = {
-#define SLUICE_OLDER_SONAME(major, newest, older) {major, newest, older},
-#include "library/older.inc"
-#undef SLUICE_OLDER_SONAME
-    // What is forwarded by nobody, but needed by those that are.
-    {12, "libnvJitLink.so.13", "libnvJitLink.so.12"},
-};
-
 bool is_older(uint32_t major) {
-  for (const OlderSoname& one : kOlderSonames)
+  for (const wire::OlderSoname& one : wire::kOlderSonames)
     if (one.major == major) return true;
   return false;
-}
-
-// The name that a library has in a CUDA version; most have the same in all.
-std::string older_soname(const std::string& newest, uint32_t major) {
-  for (const OlderSoname& one : kOlderSonames)
-    if (one.major == major && newest == one.newest) return one.older;
-  return newest;
 }
 
 }  // namespace
@@ -126,8 +107,8 @@ void* Libraries::load_as(const wire::LibrarySpec& spec, bool older, std::string*
   const uint32_t major = client_major_.load();
   std::string unneeded;
   for (const char* const* need = spec.needs; need && *need; ++need)
-    look_for(older ? older_soname(*need, major) : *need, &unneeded);
-  return look_for(older ? older_soname(spec.soname, major) : spec.soname, tried);
+    look_for(older ? wire::older_soname(*need, major) : *need, &unneeded);
+  return look_for(older ? wire::older_soname(spec.soname, major) : spec.soname, tried);
 }
 
 // Under the mutex. Keeps what it found, nullptr too.
@@ -141,7 +122,7 @@ void* Libraries::load(const wire::LibrarySpec& spec) {
   void* handle = has_older ? load_as(spec, true, &tried) : nullptr;
   const bool newest_serves = has_older && !handle;
   if (!handle) handle = load_as(spec, false, &tried);
-  const std::string wanted = has_older ? older_soname(soname, major) : soname;
+  const std::string wanted = has_older ? wire::older_soname(soname, major) : soname;
   if (handle && newest_serves)
     process::log_info("took " + where(handle) + " for a client of CUDA " + std::to_string(major) +
                       ": there is no " + wanted + " on this node");
