@@ -8,15 +8,17 @@ thread of the worker's writes when the other node's bytes have come, by copies o
 of another thread (a kernel's first launch, say, which loads its code) stands still until the
 context's streams are done, and keeps such copies from being issued, nobody ever goes on. For each
 call, in a process of its own: does it return while a stream waits, and does a copy to the card in
-another stream, with a host function behind it, come to its end meanwhile? The stream that waits is
-the default stream, or one that does not synchronize with it. Prints a line for each, decides
-nothing. Without a GPU it says that it was skipped.
+another stream, with a host function behind it, come to its end meanwhile? And one in a stream of
+another priority, and of another context? The stream that waits is the default stream, or one that
+does not synchronize with it. Before that: how many of 64 other streams do a copy, or a kernel,
+while one waits. Prints a line for each, decides nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import shutil
 import subprocess
@@ -33,6 +35,7 @@ from typing import Any
 MIB = 1 << 20
 PATIENCE_SECONDS = 2.0  # a call that has not returned by then stands still
 LIMIT_SECONDS = 40
+STREAMS = 64
 NON_BLOCKING, DISABLE_TIMING, PORTABLE, MAPPED, GEQ = 1, 2, 1, 2, 0
 SOURCE = """
 extern "C" __global__ void known(int* at) { atomicAdd(at, 1); }
@@ -75,8 +78,12 @@ class Bench:
         self.known, self.fresh = self.function("known"), self.function("fresh")
         self.launch(self.known, self.waiting)
         self.ok(self.cuda.cuCtxSynchronize())
-        self.told = threading.Event()
-        self._told = HOST_FUNCTION(lambda _: self.told.set())
+        self.urgent, self.apart_stream, self.apart = c_void_p(), c_void_p(), c_void_p()
+        self.ok(self.cuda.cuStreamCreateWithPriority(byref(self.urgent), NON_BLOCKING, c_int(-5)))
+        self.ok(self.cuda.cuCtxCreate_v2(byref(self.apart), 0, self.device))
+        self.ok(self.cuda.cuStreamCreate(byref(self.apart_stream), NON_BLOCKING))
+        self.use()
+        self.told: list[Any] = []  # functions that the driver may still call
 
     @staticmethod
     def ok(status: int) -> None:
@@ -119,14 +126,24 @@ class Bench:
             )
         )  # fmt: skip
 
-    def copy(self) -> None:
+    def copy(self, stream: c_void_p, context: c_void_p) -> None:
         """To the card in another stream, a host function behind it, and that it is done."""
-        self.use()
+        done = threading.Event()
+        self.told.append(HOST_FUNCTION(lambda _: done.set()))
+        self.ok(self.cuda.cuCtxSetCurrent(context))
         to = c_uint64(self.memory.value + 32 * MIB)
         source = c_void_p((self.pinned.value or 0) + MIB)
-        self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(2 * MIB), self.other))
-        self.ok(self.cuda.cuLaunchHostFunc(self.other, self._told, None))
-        self.told.wait()
+        self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(2 * MIB), stream))
+        self.ok(self.cuda.cuLaunchHostFunc(stream, self.told[-1], None))
+        done.wait()
+
+    def ways(self) -> dict[str, tuple[c_void_p, c_void_p]]:
+        """Streams in which such a copy may be, each with its context."""
+        return {
+            "a stream": (self.other, self.context),
+            "of priority": (self.urgent, self.context),
+            "another context's": (self.apart_stream, self.apart),
+        }
 
     # what is tried
 
@@ -231,15 +248,47 @@ def try_one(name: str, default_stream: bool, code: Path) -> None:
     calling = thread_of(call, said)
     calling.join(PATIENCE_SECONDS)
     returned = not calling.is_alive()
-    copying = thread_of(bench.copy, said)
-    copying.join(PATIENCE_SECONDS)
-    copied = not copying.is_alive()
+    copying = {
+        way: thread_of(functools.partial(bench.copy, *where), said)
+        for way, where in bench.ways().items()
+    }
+    end = time.monotonic() + PATIENCE_SECONDS
+    for thread in copying.values():
+        thread.join(max(0.0, end - time.monotonic()))
+    copied = [way for way, thread in copying.items() if not thread.is_alive()]
     bench.word[0] = 1
-    calling.join(PATIENCE_SECONDS)
-    copying.join(PATIENCE_SECONDS)
-    behind = not calling.is_alive() and not copying.is_alive()
+    for thread in (calling, *copying.values()):
+        thread.join(PATIENCE_SECONDS)
+    behind = not any(thread.is_alive() for thread in (calling, *copying.values()))
     result = {"returns": returned, "copies": copied, "behind": behind, "said": said}
     print(json.dumps(result), flush=True)
+
+
+def beside(default_stream: bool, code: Path) -> None:
+    """How many other streams go on while one waits; in a process of its own."""
+    bench = Bench(default_stream, code.read_bytes())
+    streams = [c_void_p() for _ in range(STREAMS)]
+    for stream in streams:
+        bench.ok(bench.cuda.cuStreamCreate(byref(stream), NON_BLOCKING))
+        bench.launch(bench.known, stream)
+    bench.ok(bench.cuda.cuCtxSynchronize())
+    bench.wait_for_word()
+    to, source = c_uint64(bench.memory.value + 32 * MIB), c_void_p((bench.pinned.value or 0) + MIB)
+    said = {}
+    for what in ("copy in", "copy out", "launch"):
+        for stream in streams:
+            if what == "copy in":
+                bench.ok(bench.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(MIB), stream))
+            elif what == "copy out":
+                bench.ok(bench.cuda.cuMemcpyDtoHAsync_v2(source, to, c_size_t(MIB), stream))
+            else:
+                bench.launch(bench.known, stream)
+        time.sleep(PATIENCE_SECONDS)
+        said[what] = sum(bench.cuda.cuStreamQuery(stream) == 0 for stream in streams)
+    print(
+        f"beside a stream that waits ({default_stream=}), of {STREAMS} others: {said}", flush=True
+    )
+    bench.word[0] = 1
 
 
 def compiled(folder: Path) -> Path:
@@ -266,7 +315,7 @@ def row(name: str, default_stream: bool, code: Path) -> str:
         return f"{name:44s} | {where:14s} | failed: {done.stderr[-200:]!r}"
     said = json.loads(lines[-1])
     returns = "returns" if said["returns"] else "STANDS STILL"
-    copies = "copies go on" if said["copies"] else "COPIES STAND STILL"
+    copies = f"copies go on in {', '.join(said['copies'])}" if said["copies"] else "NO COPY GOES ON"
     behind = "" if said["behind"] else " | and behind it"
     errors = f" | {'; '.join(said['said'])}" if said["said"] else ""
     return f"{name:44s} | {where:14s} | {returns:12s} | {copies}{behind}{errors}"
@@ -281,6 +330,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         name, default_stream, code = options.one
+        if name == "beside":
+            beside(default_stream == "1", Path(code))
+            return 0
         try_one(name, default_stream == "1", Path(code))
         return 0
     try:
@@ -295,6 +347,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         code = compiled(Path(folder))
         began = time.monotonic()
+        for default in ("1", "0"):
+            command = [sys.executable, __file__, "--one", "beside", default, str(code)]
+            subprocess.run(command, timeout=LIMIT_SECONDS, check=False)
         wanted = [(n, d) for n in CALLS if n.startswith(options.only) for d in (True, False)]
         for line in pool.map(lambda asked: row(asked[0], asked[1], code), wanted):
             print(line, flush=True)
