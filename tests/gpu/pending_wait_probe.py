@@ -9,9 +9,11 @@ of another thread (a kernel's first launch, say, which loads its code) stands st
 context's streams are done, and keeps such copies from being issued, nobody ever goes on. For each
 call, in a process of its own: does it return while a stream waits, and does a copy to the card in
 another stream, with a host function behind it, come to its end meanwhile? And one in a stream of
-another priority, and of another context? The stream that waits is the default stream, or one that
-does not synchronize with it. Before that: how many of 64 other streams do a copy, or a kernel,
-while one waits. Prints a line for each, decides nothing. Without a GPU it says that it was skipped.
+another priority, and of another context? And what another stream was given before, behind a word
+that is written now: a host function, a copy, a kernel that looks at a word itself? The stream that
+waits is the default stream, or one that does not synchronize with it. Before that: how many of 64
+other streams do a copy, or a kernel, while one waits. Prints a line for each, decides nothing.
+Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ SOURCE = """
 extern "C" __global__ void known(int* at) { atomicAdd(at, 1); }
 extern "C" __global__ void fresh(int* at) { atomicAdd(at, 2); }
 __device__ int large[1 << 20];
+extern "C" __global__ void looks(volatile unsigned long long* words) {
+  while (words[10] == 0) {}
+  words[11] = 1;
+}
 extern "C" __global__ void other(int* at) { large[threadIdx.x] = *at; atomicAdd(at, 4); }
 """
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
@@ -76,7 +82,19 @@ class Bench:
         self.ok(self.cuda.cuEventCreate(byref(self.event), DISABLE_TIMING))
         self.module = self.load()
         self.known, self.fresh = self.function("known"), self.function("fresh")
+        self.looks, self.function_ran = self.function("looks"), threading.Event()
         self.launch(self.known, self.waiting)
+        self.word[10] = 1
+        self.launch(self.looks, self.waiting, self.word_at)
+        self.ok(self.cuda.cuCtxSynchronize())
+        self.word[10] = self.word[11] = 0
+        self.before = c_void_p()
+        self.ok(self.cuda.cuStreamCreate(byref(self.before), NON_BLOCKING))
+        self.library, self.kernel = self.load_library(), c_void_p()
+        self.ok(self.cuda.cuLibraryGetKernel(byref(self.kernel), self.library, b"fresh"))
+        self.size = c_size_t(64 * MIB)
+        self.place = (c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0)  # pinned, of the device 0
+        self.mapped = self.map()
         self.ok(self.cuda.cuCtxSynchronize())
         self.urgent, self.apart_stream, self.apart = c_void_p(), c_void_p(), c_void_p()
         self.ok(self.cuda.cuStreamCreateWithPriority(byref(self.urgent), NON_BLOCKING, c_int(-5)))
@@ -101,15 +119,36 @@ class Bench:
         self.ok(self.cuda.cuModuleLoadData(byref(module), c_char_p(self.code)))
         return module
 
+    def load_library(self) -> c_void_p:
+        """Its code as a library."""
+        library, nothing = c_void_p(), c_uint(0)
+        self.ok(
+            self.cuda.cuLibraryLoadData(
+                byref(library), c_char_p(self.code), None, None, nothing, None, None, nothing
+            )
+        )
+        return library
+
+    def map(self) -> c_uint64:
+        """New memory at a new address."""
+        handle, at = c_uint64(), c_uint64()
+        self.ok(self.cuda.cuMemCreate(byref(handle), self.size, self.place, c_uint64(0)))
+        none = c_uint64(0)
+        self.ok(self.cuda.cuMemAddressReserve(byref(at), self.size, c_size_t(0), none, none))
+        self.ok(self.cuda.cuMemMap(at, self.size, c_size_t(0), handle, none))
+        self.ok(self.cuda.cuMemSetAccess(at, self.size, (c_int * 3)(1, 0, 3), c_size_t(1)))
+        self.ok(self.cuda.cuMemRelease(handle))
+        return at
+
     def function(self, name: str) -> c_void_p:
         """Of the module."""
         found = c_void_p()
         self.ok(self.cuda.cuModuleGetFunction(byref(found), self.module, name.encode()))
         return found
 
-    def launch(self, function: c_void_p, stream: c_void_p) -> None:
+    def launch(self, function: c_void_p, stream: c_void_p, of: c_uint64 | None = None) -> None:
         """One block of one thread."""
-        argument = ctypes.cast(byref(self.memory), c_void_p)
+        argument = ctypes.cast(byref(of or self.memory), c_void_p)
         arguments = (c_void_p * 1)(argument)
         one = c_uint(1)
         self.ok(
@@ -126,15 +165,45 @@ class Bench:
             )
         )  # fmt: skip
 
+    def ahead(self) -> None:
+        """What a stream is given before the call, behind word 8: see the words that it writes."""
+        self.ok(
+            self.cuda.cuStreamWaitValue64_v2(
+                self.before, c_uint64(self.word_at.value + 64), c_uint64(1), c_uint(GEQ)
+            )
+        )
+        self.told.append(HOST_FUNCTION(lambda _: self.function_ran.set()))
+        self.ok(self.cuda.cuLaunchHostFunc(self.before, self.told[-1], None))
+        to = c_uint64(self.memory.value + 48 * MIB)
+        source = c_void_p((self.pinned.value or 0) + MIB)
+        self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(2 * MIB), self.before))
+        self.ok(
+            self.cuda.cuStreamWriteValue64_v2(
+                self.before, c_uint64(self.word_at.value + 72), c_uint64(1), c_uint(0)
+            )
+        )
+        self.launch(self.looks, self.before, self.word_at)
+
+    def went_on(self) -> list[str]:
+        """What of that goes on now."""
+        self.word[8] = 1
+        found = ["a host function"] if self.function_ran.wait(PATIENCE_SECONDS / 2) else []
+        end = time.monotonic() + PATIENCE_SECONDS / 2
+        self.word[10] = 1
+        while time.monotonic() < end and self.word[11] == 0:
+            time.sleep(0.001)
+        return found + ["a copy"] * bool(self.word[9]) + ["a kernel"] * bool(self.word[11])
+
     def copy(self, stream: c_void_p, context: c_void_p) -> None:
         """To the card in another stream, a host function behind it, and that it is done."""
         done = threading.Event()
-        self.told.append(HOST_FUNCTION(lambda _: done.set()))
+        tells = HOST_FUNCTION(lambda _: done.set())
+        self.told.append(tells)
         self.ok(self.cuda.cuCtxSetCurrent(context))
         to = c_uint64(self.memory.value + 32 * MIB)
         source = c_void_p((self.pinned.value or 0) + MIB)
         self.ok(self.cuda.cuMemcpyHtoDAsync_v2(to, source, c_size_t(2 * MIB), stream))
-        self.ok(self.cuda.cuLaunchHostFunc(stream, self.told[-1], None))
+        self.ok(self.cuda.cuLaunchHostFunc(stream, tells, None))
         done.wait()
 
     def ways(self) -> dict[str, tuple[c_void_p, c_void_p]]:
@@ -205,6 +274,10 @@ CALLS: dict[str, Callable[[Bench], Any]] = {
     "cuModuleLoadData": Bench.load,
     "cuModuleGetFunction": Bench.function_of,
     "cuModuleGetGlobal": Bench.global_variable,
+    "cuLibraryLoadData": Bench.load_library,
+    "first launch of a library's kernel": lambda b: b.launch(b.kernel, b.spare),
+    "cuMemCreate, cuMemMap, cuMemSetAccess": Bench.map,
+    "cuMemUnmap": lambda b: b.ok(b.cuda.cuMemUnmap(b.mapped, b.size)),
     "cuModuleUnload": lambda b: b.ok(b.cuda.cuModuleUnload(b.module)),
     "cuMemAlloc": Bench.allocate,
     "cuMemFree": Bench.free,
@@ -239,6 +312,7 @@ def try_one(name: str, default_stream: bool, code: Path) -> None:
     """In a process of its own; prints JSON."""
     bench = Bench(default_stream, code.read_bytes())
     bench.wait_for_word()
+    bench.ahead()
     said: list[str] = []
 
     def call() -> None:
@@ -248,6 +322,7 @@ def try_one(name: str, default_stream: bool, code: Path) -> None:
     calling = thread_of(call, said)
     calling.join(PATIENCE_SECONDS)
     returned = not calling.is_alive()
+    went_on = bench.went_on()
     copying = {
         way: thread_of(functools.partial(bench.copy, *where), said)
         for way, where in bench.ways().items()
@@ -260,7 +335,13 @@ def try_one(name: str, default_stream: bool, code: Path) -> None:
     for thread in (calling, *copying.values()):
         thread.join(PATIENCE_SECONDS)
     behind = not any(thread.is_alive() for thread in (calling, *copying.values()))
-    result = {"returns": returned, "copies": copied, "behind": behind, "said": said}
+    result = {
+        "returns": returned,
+        "copies": copied,
+        "behind": behind,
+        "said": said,
+        "ahead": went_on,
+    }
     print(json.dumps(result), flush=True)
 
 
@@ -316,6 +397,7 @@ def row(name: str, default_stream: bool, code: Path) -> str:
     said = json.loads(lines[-1])
     returns = "returns" if said["returns"] else "STANDS STILL"
     copies = f"copies go on in {', '.join(said['copies'])}" if said["copies"] else "NO COPY GOES ON"
+    copies += f" | of what was ahead: {', '.join(said['ahead']) or 'NOTHING'}"
     behind = "" if said["behind"] else " | and behind it"
     errors = f" | {'; '.join(said['said'])}" if said["said"] else ""
     return f"{name:44s} | {where:14s} | {returns:12s} | {copies}{behind}{errors}"
