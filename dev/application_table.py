@@ -105,13 +105,18 @@ def sources(results: Sequence[Result]) -> Iterator[str]:
         yield origin
 
 
+#: Where a machine has its packages.
+INSTALLED = re.compile(r"/\S*/site-packages/")
+
+
 def different(result: Result) -> str:
     """The cases of a result that are not as natively."""
     title = ENTRIES[result.entry].title if result.entry in ENTRIES else result.entry
     head = f"Of {title} over {CHANNELS[result.channel]} on {result.machine} these differ:\n"
     lines = []
     for case, why in list(result.different.items())[:MOST_SHOWN]:
-        clean = " ".join(why.replace("|", "/").replace("`", "'").split())[:160]
+        short = INSTALLED.sub("", why)
+        clean = " ".join(short.replace("|", "/").replace("`", "'").split())[:160]
         lines += textwrap.wrap(
             f"- `{case}`: {clean}",
             COLUMNS,

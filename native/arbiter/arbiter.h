@@ -33,6 +33,7 @@ struct TenantRequest {
   bool capped = false;
   uint32_t priority = 0;
   bool away = false;  // it is suspended, and wants no memory
+  uint64_t kept = 0;  // host memory that is there for it
   std::vector<MemberMemory> memory =
       {};  // of a member whose memory can move; none: it is not counted
 };
@@ -76,6 +77,8 @@ class Arbiter {
   void memory_moved(const std::string& tenant, const std::map<std::string, uint64_t>& out,
                     const std::string& why_not, const std::map<std::string, uint64_t>& missing,
                     Nanoseconds now);
+  // So much host memory is there for it alone.
+  void memory_kept(const std::string& tenant, uint64_t bytes);
   // What the last look found is to be moved; each is told once.
   std::vector<MemoryOrder> take_memory_orders() { return std::exchange(memory_orders_, {}); }
   std::map<std::string, MemoryFigures> memory_figures(Nanoseconds now) const;

@@ -69,6 +69,7 @@ void Arbiter::claim_memory(uint32_t id, Member& m, const TenantRequest& request,
   claim_again(id, tenant, now);
   see_memory(id, tenant, now);
   residency_.found(id, out, now);
+  residency_.keeps(id, request.kept);
 }
 
 // Members of one tenant have its vGPUs in common: what is promised is so once, contexts are each
@@ -95,6 +96,11 @@ void Arbiter::memory_moved(const std::string& tenant, const std::map<std::string
   see_memory(found->second, tenants_.at(found->second), now);
   residency_.moved(found->second, by_number(out), why_not, by_number(missing), now);
   memory_changed_ = true;
+}
+
+void Arbiter::memory_kept(const std::string& tenant, uint64_t bytes) {
+  const auto found = ids_.find(tenant);
+  if (found != ids_.end()) residency_.keeps(found->second, bytes);
 }
 
 // How much its page allows falls to what it has and asks for. The worker writes what it asks for,

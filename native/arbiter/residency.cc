@@ -2,6 +2,7 @@
 #include "arbiter/residency.h"
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <utility>
 
@@ -16,6 +17,12 @@ constexpr const char* kNever =
 
 // Who has not worked for so long may be idle soon.
 constexpr Nanoseconds kRests = 2'000'000'000;
+// And it pauses, as a training never does between two steps.
+constexpr Nanoseconds kPauses = 500'000'000;
+
+// Who has been idle for 16 times as long as another is idle for longer, whatever the one keeps.
+constexpr int kClassBits = 4;
+constexpr Nanoseconds kLeast = 1'000'000;
 
 uint64_t less(uint64_t from, uint64_t bytes) { return from - std::min(from, bytes); }
 
@@ -127,6 +134,11 @@ bool Residency::needs_besides(Tenant& t, const ByGpu<uint64_t>& missing, Nanosec
   return more;
 }
 
+void Residency::keeps(uint32_t tenant, uint64_t bytes) {
+  const auto found = tenants_.find(tenant);
+  if (found != tenants_.end()) found->second.kept = bytes;
+}
+
 void Residency::moved(uint32_t tenant, const ByGpu<uint64_t>& out, const std::string& why_not,
                       const ByGpu<uint64_t>& missing, Nanoseconds now) {
   const auto known = tenants_.find(tenant);
@@ -194,6 +206,13 @@ bool Residency::idle(const Tenant& t, Nanoseconds now) const {
   return !t.lacks() && now - t.active_at >= settings_.idle;
 }
 
+// 0: it is not idle; the higher, the longer it has been. Who of a class goes is the same to them.
+int Residency::idle_class(const Tenant& t, Nanoseconds now) const {
+  if (!idle(t, now)) return 0;
+  const auto times = static_cast<uint64_t>((now - t.active_at) / std::max(settings_.idle, kLeast));
+  return 1 + static_cast<int>(std::bit_width(times | 1) - 1) / kClassBits;
+}
+
 // `ever`: not now, but when its time is over.
 bool Residency::may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bool ever) const {
   if (&t == &other || t.claim.away) return false;
@@ -232,12 +251,16 @@ std::map<uint32_t, ByGpu<uint64_t>> Residency::victims(uint32_t id, const ByGpu<
   std::vector<std::pair<uint32_t, const Tenant*>> able;
   for (const auto& [each, t] : tenants_)
     if (may_go(t, wanting, now, ever)) able.emplace_back(each, &t);
-  // The idle ones, the longest first; then lower priority, who waits himself, and the longest idle.
+  // The idle ones, the longest first, and of those that are so about as long who has host memory
+  // for what is to move; then lower priority, who waits himself, and the longest idle.
   const auto order = [&](const auto& each) {
     const Tenant& t = *each.second;
-    const bool is_idle = idle(t, now);
-    return std::tuple(!is_idle, is_idle ? 0 : t.claim.priority, !t.lacks(), t.active_at,
-                      each.first);
+    const int idle = idle_class(t, now);
+    uint64_t moves = 0;
+    for (const auto& [gpu, missing] : lacks) moves += std::min(movable(t, gpu, ever), missing);
+    const bool pauses = now - t.active_at >= kPauses;
+    return std::tuple(-idle, idle ? 0 : t.claim.priority, !t.lacks(), !pauses,
+                      pauses && t.kept < moves, t.active_at, each.first);
   };
   std::ranges::sort(able, {}, order);
   std::map<uint32_t, ByGpu<uint64_t>> chosen;

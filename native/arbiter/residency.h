@@ -80,6 +80,9 @@ class Residency {
   void moved(uint32_t tenant, const ByGpu<uint64_t>& out, const std::string& why_not,
              const ByGpu<uint64_t>& missing, Nanoseconds now);
 
+  // So much host memory is there for it alone: it goes out sooner than one for which there is none.
+  void keeps(uint32_t tenant, uint64_t bytes);
+
   // As its workers' pages are at a look. `waits`: a command of it waits for memory; `works`: it has
   // done or begun something since the last look.
   void see(uint32_t tenant, const ByGpu<MemoryUse>& uses, bool waits, bool works, Nanoseconds now);
@@ -105,6 +108,7 @@ class Residency {
     ByGpu<uint64_t> out;    // in host memory
     ByGpu<uint64_t> going;  // that it was told to move out
     ByGpu<uint64_t> stuck;  // what did not move when all was to
+    uint64_t kept = 0;      // host memory that is there for it, beside what is out
     // Room that it needs besides, as was found when it was to come in: others take more than is
     // counted. Until then at least, where nobody can make it.
     ByGpu<uint64_t> besides;
@@ -131,6 +135,7 @@ class Residency {
   static uint64_t movable(const Tenant& t, uint32_t gpu, bool ever);
   static void count(Tenant& t, Nanoseconds now);
   bool idle(const Tenant& t, Nanoseconds now) const;
+  int idle_class(const Tenant& t, Nanoseconds now) const;
   bool may_go(const Tenant& t, const Tenant& other, Nanoseconds now, bool ever) const;
   // What it lacks by GPU: where `soon`, what goes out already counts as free; `all`: what is left
   // free is there for it, too.

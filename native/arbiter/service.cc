@@ -60,6 +60,12 @@ std::vector<MemberMemory> read_memory(const process::Message& m) {
   return all;
 }
 
+uint64_t read_kept(const process::Message& m) {
+  uint64_t mib = 0;
+  m.number("kept_mib", &mib);
+  return std::min<uint64_t>(mib, ~0ull / kMib) * kMib;
+}
+
 // nullptr with `error`. Its size is sealed, so that who else has it cannot take it away.
 TurnPage* map_page(int fd, std::string* error) {
   struct stat about {};
@@ -112,6 +118,7 @@ bool Service::join(process::Message& m, Nanoseconds now, std::string* error) {
   m.number("away", &away);
   request.priority = static_cast<uint32_t>(priority);
   request.away = away == 1;
+  request.kept = read_kept(m);
   request.memory = read_memory(m);
   if (workers_.contains(id)) return arbiter_.join(id, request, nullptr, now, error);
   if (m.descriptors.size() != 3)
@@ -186,6 +193,7 @@ void Service::memory_moved(process::Message& m, Nanoseconds now) {
     out[gpu] = mib * kMib;
     missing[gpu] = missing_mib * kMib;
   }
+  arbiter_.memory_kept(m.text("tenant"), read_kept(m));
   arbiter_.memory_moved(m.text("tenant"), out, m.text("message"), missing, now);
 }
 
@@ -232,6 +240,8 @@ void Service::handle(process::Message& m, Nanoseconds now) {
     set_memory(m);
   } else if (m.verb == "memory_moved") {
     memory_moved(m, now);
+  } else if (m.verb == "memory_kept") {
+    arbiter_.memory_kept(m.text("tenant"), read_kept(m));
   } else if (m.verb == "hold") {
     m.number("for_ms", &number);
     const auto lasts = static_cast<Nanoseconds>(number) * 1'000'000;

@@ -54,6 +54,8 @@ class KeptMemory:
         self._sessions: dict[str, Session] = {}
         self._asking = asyncio.Lock()  # one asks at a time, and waits for no other lock meanwhile
         self._unwilling: dict[str, int] = {}  # MiB that one kept although it was asked
+        #: Told of grants whose sessions have given something up.
+        self.on_given_up: Callable[[str], None] = lambda grant_id: None
         self._looking: asyncio.Task[None] | None = None
         self._is_due = False  # somebody has to look
         swap.make_room = self._make_room
@@ -71,6 +73,11 @@ class KeptMemory:
         """It has ended."""
         self._sessions.pop(session.id, None)
         self._unwilling.pop(session.id, None)
+
+    def of_grant(self, grant_id: str) -> int:
+        """MiB that the sessions of a grant keep."""
+        sessions = [each for each in self._sessions.values() if each.grant_id == grant_id]
+        return sum(self._swap.kept_by(session.id) for session in sessions)
 
     async def book(self, sessions: Sequence[Session]) -> None:
         """For what is planned of these, under their grant's lock. Raises OrderRefused."""
@@ -179,6 +186,7 @@ class KeptMemory:
             seconds = ANSWER_SECONDS + ANSWER_SECONDS_PER_GIB * before / MIB_PER_GIB
             await self._steps.step(session, order, seconds)
             self._swap.lower_kept(session.id, self._of(session).kept_mib)
+            self.on_given_up(session.grant_id)
         except OrderRefused as refused:
             return str(refused)
         kept = self._swap.kept_by(session.id)

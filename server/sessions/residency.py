@@ -61,6 +61,7 @@ class Residency:
         pages.settings_of_memory = self.settings
         pages.on_move = self.order
         suspensions.on_moved = self.tell
+        suspensions.kept.on_given_up = self.tell_kept
         suspensions.hold, suspensions.go_on = pages.hold, pages.go_on
         suspensions.comes_in_later = self.is_asked
 
@@ -93,6 +94,7 @@ class Residency:
         fields = {
             "priority": str(min(max(0, session.priority), MOST_PRIORITY)),
             "away": str(int(away)),
+            "kept_mib": str(self._suspensions.kept.of_grant(session.grant_id)),
             "vgpus": str(len(session.places)),
         }
         for n, place in enumerate(session.places):
@@ -141,6 +143,14 @@ class Residency:
     def tell(self, grant_id: str) -> None:
         """How a grant's memory is now: it was suspended, resumed, or moved by an earlier order."""
         self._pages.join_again(grant_id)
+
+    def tell_kept(self, grant_id: str) -> None:
+        """How much host memory a grant's sessions keep by now."""
+        self._pages.arbiter.tell(Message("memory_kept", self._kept(grant_id)))
+
+    def _kept(self, grant_id: str) -> dict[str, str]:
+        kept_mib = self._suspensions.kept.of_grant(grant_id)
+        return {"tenant": grant_id, "kept_mib": str(kept_mib)}
 
     def hear_figures(self, figures: Message) -> None:
         """What the arbiter says of all of them, once a second."""
@@ -219,7 +229,7 @@ class Residency:
     def _answer(self, grant_id: str, why_not: str) -> None:
         out = self._suspensions.memory.out_by_gpu(grant_id)
         missing = self._suspensions.memory.missing_by_gpu(grant_id) if why_not else {}
-        fields = {"tenant": grant_id, "message": why_not, "gpus": str(len(out))}
+        fields = {**self._kept(grant_id), "message": why_not, "gpus": str(len(out))}
         for n, (gpu, mib) in enumerate(sorted(out.items())):
             fields |= {f"gpu.{n}.uuid": gpu, f"gpu.{n}.out_mib": str(mib)}
             if missing.get(gpu):

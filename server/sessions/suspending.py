@@ -63,7 +63,7 @@ class Suspensions:
         contexts.standings = self._standing
         self._steps = SuspensionSteps(swap, drain_seconds, self._of)
         contexts.prepare = self._steps.delist
-        self._kept = KeptMemory(swap, self._steps, self._of, self.lock)
+        self.kept = KeptMemory(swap, self._steps, self._of, self.lock)
         self._busy: set[str] = set()  # grants whose steps are under way
         self._locks: dict[str, asyncio.Lock] = {}  # by grant: one order at a time
         #: Grants that are out, in part or whole, for others on their GPUs: to the pool they run.
@@ -92,7 +92,7 @@ class Suspensions:
                 if standing.moved_by == ARBITER:
                     self.swapped.add(session.grant_id)
                 self.contexts.adopt(session)
-        self._kept.follow(session)
+        self.kept.follow(session)
         session.worker.on_suspension = lambda message: self._hear(session, message)
         if standing.state == STOPPED:  # whoever stopped it has ended
             self._steps.tell(session, self._steps.wake_order(session))
@@ -101,7 +101,7 @@ class Suspensions:
         """Its process has ended, and what it had of the host's memory is back."""
         self.swap.give(session.id)
         self.contexts.leave(session)
-        self._kept.leave(session)
+        self.kept.leave(session)
         self._grant_ids.pop(session.id, None)
         standing = self._standing.pop(session.id, None)
         if standing and standing.waiter and not standing.waiter.done():
@@ -290,7 +290,7 @@ class Suspensions:
     async def _move_all_out(self, grant_id: str, sessions: Sequence[Session]) -> None:
         await self._stop_all(grant_id, sessions)
         await for_all(sessions, self._steps.plan_all)
-        await self._kept.book(sessions)
+        await self.kept.book(sessions)
         await for_all(sessions, self._steps.move_out)
 
     async def resume(self, grant_id: str, to: str = "") -> None:
@@ -386,7 +386,7 @@ class Suspensions:
             targets.append(min(left[gpu], movable))
             left[gpu] -= targets[-1]
         await self._steps.plan(session, targets)
-        await self._kept.book([session])
+        await self.kept.book([session])
         await self._steps.move_out(session, ARBITER)
 
     async def swap_in(self, grant_id: str) -> None:
@@ -471,7 +471,7 @@ class Suspensions:
             return
         if standing.state == RUNNING:
             self.swap.settle(session.id, 0, standing.kept_mib)
-            self._kept.look()
+            self.kept.look()
             if all(self._of(s).state == RUNNING for s in self._sessions_of(session.grant_id)):
                 self.swapped.discard(session.grant_id)
         self.on_moved(session.grant_id)

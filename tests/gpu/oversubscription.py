@@ -22,6 +22,7 @@ import itertools
 import math
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -239,6 +240,24 @@ def notebooks_of(card: float) -> int:
     return int(card * NOTEBOOKS_PART / NOTEBOOK_GIB)
 
 
+def moves_of(log: str) -> str:
+    """What moves took by the server's log, and the slowest of them in full."""
+    said = []
+    for way in ("to the host", "to the GPU"):
+        found = re.findall(rf"MiB moved {way} in ([0-9.]+) s", log)
+        took = sorted(map(float, found)) or [0.0]
+        said.append(
+            f"{len(found)} moves {way}, median {statistics.median(took):.3f} s, "
+            f"the slowest tenth {took[-len(took) // 10]:.3f} s and more"
+        )
+    slow = max(re.findall(r"memory of grant .*: \d+ MiB moved .*", log), key=_seconds, default="")
+    return "; ".join([*said, slow])
+
+
+def _seconds(line: str) -> float:
+    return float(line.split(" in ", 1)[1].split(" s", 1)[0])
+
+
 def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> list[Measurement]:
     """Raises Failed where memory is wrong."""
     node = server(bench, NOTEBOOK_GIB, host, idle_seconds=1)
@@ -256,10 +275,12 @@ def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> lis
             thread.join()
         for thread in threads:
             thread.told.kill()
+        moves = moves_of(node.server_log())
     finally:
         node.close()
     if failure := next((t.failure for t in threads if t.failure), ""):
         raise Failed(failure)
+    print(f"notebooks: {moves}")
     waits = sorted(wait for thread in threads for wait in thread.waits)
     if len(waits) < 100:
         raise Failed(f"{len(waits)} answers are too few for a 99th percentile: more --seconds")

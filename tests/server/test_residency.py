@@ -22,7 +22,7 @@ from sluice.server.sessions.memory_figures import MemoryFigures
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.residency import Residency
 from sluice.server.sessions.suspending import Suspensions
-from sluice.server.sessions.swap_memory import SwapMemory
+from sluice.server.sessions.swap_memory import Booking, SwapMemory
 from sluice.server.workers.packets import Message
 
 from .driver_calls import contexts_over
@@ -368,12 +368,28 @@ async def test_what_the_arbiter_is_told_of_gpus_and_sessions() -> None:
     assert bench.pages.memory_of(bench.session) == {
         "priority": "3",
         "away": "0",
+        "kept_mib": "0",
         "vgpus": "1",
         "vgpu.0.gpu": "GPU-0",
         "vgpu.0.memory_mib": "100",
         "vgpu.0.fixed_mib": "5",
         "vgpu.0.out_mib": "0",
     }
+
+
+async def test_the_arbiter_is_told_what_a_session_keeps_until_it_gives_that_up() -> None:
+    keeps = {**RUNNING, "kept_mib": "22"}
+    worker = FakeWorker(says("stopped"), says("stopped", planned=22), says("out", out=22), keeps)
+    bench = Bench(worker)
+    assert (await bench.move(out=True, mib=20)).get("kept_mib") == "0"
+    assert (await bench.move(out=False)).get("kept_mib") == "22"
+    assert bench.pages.memory_of(bench.session)["kept_mib"] == "22"
+    bench.pages.told.clear()
+    worker.answers.append(RUNNING)
+    await bench.swap.book(lambda: Booking({"another": SWAP_MIB}))
+    assert worker.verbs[-1] == "give_up"
+    told = [(message.verb, message.get("kept_mib")) for message in bench.pages.told]
+    assert told == [("memory_kept", "0")]
 
 
 def test_sums_outlive_the_arbiter_and_each_change_is_told_once() -> None:

@@ -25,6 +25,8 @@ constexpr Nanoseconds kMs = 1'000'000, kSec = 1'000'000'000;
 struct MemorySession {
   uint64_t promised = 0;
   uint64_t taken = 0, asked = 0, room = 0, out = 0, staying = 0;
+  uint64_t kept = 0;  // host memory that it has beside what is out
+  Nanoseconds kept_since = 0;
   uint32_t priority = 0, percent = 100;
   // Works for ever, or at times: so long, with pauses of this mean.
   bool busy = false;
@@ -104,7 +106,13 @@ class MemoryNode {
   std::map<uint32_t, MemorySession> sessions;
   Nanoseconds now = kSec;
   Nanoseconds gib_takes = 20 * kMs;  // to move
-  uint64_t uncounted = 0;            // that is taken on the GPU, and nobody has booked
+  Nanoseconds made_takes = 0;        // a GiB of host memory that is made for who moves, besides
+  Nanoseconds move_takes = 0;        // in any case
+  // For what is out and what sessions keep when they are in again: who has kept it the longest
+  // gives it up where more is needed. The policy hears of it where `tells`.
+  uint64_t host = 0;
+  bool tells = true;
+  uint64_t uncounted = 0;  // that is taken on the GPU, and nobody has booked
   int moves = 0, no_room = 0;
 
  private:
@@ -115,6 +123,7 @@ class MemoryNode {
     uint64_t bytes;  // out in all, then
     bool failed = false;
     uint64_t missing = 0;  // with that
+    uint64_t came = 0;     // in
   };
 
   void advance(MemorySession& s) {
@@ -145,10 +154,42 @@ class MemoryNode {
     const uint64_t most = s.taken - s.staying;
     const uint64_t out = move.out ? std::min(std::max(move.bytes.at(0), s.out), most) : 0;
     const uint64_t moved = move.out ? out - s.out : s.out;
-    const double gib = static_cast<double>(moved) / static_cast<double>(kGib);
-    moves_.push_back(
-        {move, now + static_cast<Nanoseconds>(gib * static_cast<double>(gib_takes)), out});
+    const uint64_t made = move.out ? moved - std::min(moved, s.kept) : 0;
+    const double takes = gib_of(moved) * static_cast<double>(gib_takes) +
+                         gib_of(made) * static_cast<double>(made_takes);
+    moves_.push_back({move, now + move_takes + static_cast<Nanoseconds>(takes), out});
+    moves_.back().came = move.out ? 0 : moved;
+    if (move.out) keep(s, move.tenant, s.kept - std::min(moved, s.kept));
+    on_their_way_ += move.out ? moved : 0;
     if (!move.out) s.out = 0;  // its place is taken from the beginning
+    make_host_room(move.tenant);
+  }
+
+  static double gib_of(uint64_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(kGib);
+  }
+
+  void keep(MemorySession& s, uint32_t id, uint64_t bytes) {
+    s.kept = bytes;
+    s.kept_since = now;
+    if (tells) policy.keeps(id, bytes);
+  }
+
+  // Of all but the one that moves.
+  void make_host_room(uint32_t moving) {
+    for (;;) {
+      uint64_t used = on_their_way_;
+      MemorySession* oldest = nullptr;
+      uint32_t which = 0;
+      for (auto& [id, s] : sessions) {
+        used += s.out + s.kept;
+        if (id == moving || s.kept == 0 || (oldest && oldest->kept_since <= s.kept_since)) continue;
+        oldest = &s;
+        which = id;
+      }
+      if (used <= host || !oldest) return;
+      keep(*oldest, which, oldest->kept - std::min(oldest->kept, used - host));
+    }
   }
 
   void finish_moves() {
@@ -167,8 +208,11 @@ class MemoryNode {
                      {{0, done.missing}}, now);
         continue;
       }
+      if (done.move.out) on_their_way_ -= done.bytes - s.out;
       s.out = done.bytes;
       s.stands = done.move.out;
+      if (!done.move.out && host) keep(s, done.move.tenant, s.kept + done.came);
+      make_host_room(done.move.tenant);
       ++(done.move.out ? s.moved_out : s.moved_in);
       ++moves;
       policy.moved(done.move.tenant, {{0, s.out}}, "", {}, now);
@@ -184,6 +228,7 @@ class MemoryNode {
   }
 
   const uint64_t bytes_;
+  uint64_t on_their_way_ = 0;  // out
   uint32_t next_ = 1;
   std::mt19937 random_{11};
   std::vector<UnderWay> moves_;

@@ -291,23 +291,68 @@ TEST(Residency, OneThatIsSuspendedWantsNothing) {
   EXPECT_GT(s.moved_in, 0);
 }
 
-// 8 GiB each on 140 GiB, 5 % of the time: 192 GiB in all.
-TEST(Residency, ManyThatAreMostlyIdleHaveTheirMemorySoon) {
-  MemoryNode node(140 * kGib);
+// `gib` each, at work for 5 % of the time.
+void add_notebooks(MemoryNode& node, uint64_t gib, Nanoseconds pause) {
   for (int i = 0; i < 24; ++i) {
-    MemorySession& s = node.sessions.at(node.add_full(8, 0, 4));
+    MemorySession& s = node.sessions.at(node.add_full(gib, 0, 4));
     s.work = 200 * kMs;
-    s.pause = 4 * kSec;
+    s.pause = pause;
     s.wakes = node.now + i * 100 * kMs;
   }
-  node.run(300 * kSec);
+}
+
+std::vector<Nanoseconds> answers_of(const MemoryNode& node) {
   std::vector<Nanoseconds> all;
   for (const auto& [id, s] : node.sessions) {
     EXPECT_GT(s.answers.size(), 20u) << id;
     all.insert(all.end(), s.answers.begin(), s.answers.end());
   }
+  return all;
+}
+
+// 192 GiB in all.
+TEST(Residency, ManyThatAreMostlyIdleHaveTheirMemorySoon) {
+  MemoryNode node(140 * kGib);
+  add_notebooks(node, 8, 4 * kSec);
+  node.run(300 * kSec);
+  const std::vector<Nanoseconds> all = answers_of(node);
   EXPECT_LT(part(all, 0.5), 700 * kMs) << "with 0.2 s of work";
   EXPECT_LT(part(all, 0.99), 2200 * kMs);
+}
+
+// Host memory for some 14 of 24, of whom 7 or 8 are out.
+TEST(Residency, WhoHasHostMemoryGoesBeforeWhoIsIdleAsLong) {
+  const auto answers = [](bool tells) {
+    MemoryNode node(120 * kGib);
+    node.policy.set_idle(kSec);
+    node.host = 100 * kGib;
+    node.tells = tells;
+    node.made_takes = 80 * kMs;
+    node.move_takes = 30 * kMs;
+    add_notebooks(node, 7, 3800 * kMs);
+    node.run(300 * kSec);
+    return answers_of(node);
+  };
+  const Nanoseconds with = part(answers(true), 0.99), without = part(answers(false), 0.99);
+  EXPECT_LT(with, 1500 * kMs) << "with 0.2 s of work";
+  EXPECT_LT(with, without / 2);
+}
+
+TEST(Residency, WhoHasBeenIdleForMuchLongerGoesFirstWhateverOthersHave) {
+  MemoryNode node(100 * kGib);
+  node.policy.set_idle(kSec);
+  const uint32_t old = node.add_full(40), kept = node.add_full(40), next = node.add_full(40);
+  node.sessions.at(old).busy = node.sessions.at(kept).busy = true;
+  node.run(kSec);
+  node.sessions.at(old).busy = false;
+  node.run(20 * kSec);
+  node.sessions.at(kept).busy = false;
+  node.policy.keeps(kept, 40 * kGib);
+  node.run(2 * kSec);
+  node.sessions.at(next).busy = true;
+  node.run(5 * kSec);
+  EXPECT_GT(node.sessions.at(old).moved_out, 0);
+  EXPECT_EQ(node.sessions.at(kept).moved_out, 0);
 }
 
 // Random sizes, priorities, habits, comings and goings: the node checks at each step that no more
