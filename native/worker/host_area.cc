@@ -207,6 +207,13 @@ uint64_t HostArea::bytes() const {
   return all;
 }
 
+uint64_t HostArea::unknown_bytes() const {
+  uint64_t all = 0;
+  for (const Chunk& chunk : chunks_)
+    if (chunk.is_tried && !chunk.is_known && !chunk.is_gone) all += chunk.end - chunk.begin;
+  return all;
+}
+
 HostArea::~HostArea() {
   delist();
   for (const Chunk& chunk : chunks_)

@@ -50,6 +50,8 @@ class HostArea {
   // What is there, in order, and how much that is.
   std::vector<Run> runs() const;
   uint64_t bytes() const;
+  // Of that what the driver did not take when it was enlisted: copies to it are slower.
+  uint64_t unknown_bytes() const;
   // Gives up the last of the pieces that none of these lies in, which are in order, until that is
   // so much; returns how much it was. A context is current.
   uint64_t give_up(const std::vector<Run>& used, uint64_t bytes);

@@ -372,6 +372,9 @@ bool MemoryMoves::out(const std::vector<HostArea::Piece>& host, std::string* err
     return false;
   }
   steps.done("copied, and what was copied to made known");
+  if (const uint64_t unknown = area->unknown_bytes())
+    process::log_info("the driver registers " + std::to_string(unknown >> 20) +
+                      " MiB of host memory not: copies to it are slower");
   if (area->bytes()) areas_.push_back(std::move(area));
   for (Piece* piece : going) piece->planned = false;
   if (const CUresult e = release(going); e != CUDA_SUCCESS) {

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(ROOT / "dev")]
 
 from checkpoint_bench import SUBJECT, Bench, Failed, Told  # noqa: E402
 from checkpoint_calls import Card  # noqa: E402
@@ -44,7 +45,8 @@ from run import Server, find_driver  # noqa: E402
 GIB = 1024
 PAIR_PART, NOTEBOOKS_PART, NOTEBOOK_GIB = 0.64, 1.36, 8
 BUSY_PART = 0.05
-PROGRAMS_GIB = 24  # of the host, for programs, servers and workers
+WARM_SECONDS = 30  # of notebooks at work before they count: host memory is made in that time
+PROGRAMS_GIB = 28  # of the host, for programs, servers and workers
 BATCH, WIDE = 2048, 4096  # steps of some 20 ms: the card's, and not the host's processors'
 WARM_STEPS = 50
 STANDSTILL_S = 1.0  # is no step: another had the turn
@@ -71,14 +73,13 @@ def host_memory(card: float, sessions: int, gib_each: int, all_keep: bool) -> Ho
 
     As placement asks of a node (docs/oversubscription.md, "What is promised"), with 4 GiB for
     what is moved in whole pieces. `all_keep`: as far as the host has it, enough for every session
-    to keep its own, and for two exchanges ready beside that; else a quarter is ready.
+    to keep its own, and nothing is ready, as that would be kept from them; else a quarter is.
     """
     least = math.ceil(sessions * gib_each - card) + gib_each + 4
     if not all_keep:
         return HostMemory(least, least // 4, least)
-    wanted = sessions * gib_each + 2 * gib_each
-    swap = max(least, min(wanted, available_gib() - PROGRAMS_GIB))
-    return HostMemory(swap, 2 * gib_each, least)
+    wanted = sessions * gib_each + gib_each
+    return HostMemory(max(least, min(wanted, available_gib() - PROGRAMS_GIB)), 0, least)
 
 
 def server(bench: Bench, gib_each: int, host: HostMemory, idle_seconds: float) -> Server:
@@ -214,7 +215,8 @@ class Notebook(threading.Thread):
 
     def run(self) -> None:
         """In its thread."""
-        end = time.monotonic() + self.seconds
+        counts_from = time.monotonic() + WARM_SECONDS
+        end = counts_from + self.seconds
         busy = 0.2  # of work in one go, so that it is at work for BUSY_PART of the time
         try:
             while True:
@@ -224,7 +226,8 @@ class Notebook(threading.Thread):
                 time.sleep(pause)
                 asked = time.monotonic()
                 self._check()
-                self.waits.append(time.monotonic() - asked)
+                if asked > counts_from:
+                    self.waits.append(time.monotonic() - asked)
                 while time.monotonic() < asked + busy:
                     self._check()
         except Failed as failed:
@@ -276,6 +279,11 @@ def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> lis
         for thread in threads:
             thread.told.kill()
         moves = moves_of(node.server_log())
+        if slower := re.findall(r"registers (\d+) MiB of host memory not", node.log.read_text()):
+            moves += f"; not registered by the driver: {sum(map(int, slower))} MiB"
+        kept = ROOT / "build" / "measurements" / "notebooks.log"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(node.server_log())
     finally:
         node.close()
     if failure := next((t.failure for t in threads if t.failure), ""):
