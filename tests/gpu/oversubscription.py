@@ -55,6 +55,11 @@ PARTS = ("pair", "notebooks")
 PAIR_LIMIT, P50_LIMIT_S, P99_LIMIT_S = 0.40, 0.6, 2.0
 
 
+def command() -> str:
+    """That was typed."""
+    return " ".join(["python3 tests/gpu/oversubscription.py", *sys.argv[1:]])
+
+
 def card_gib(bench: Bench) -> float:
     """What nobody has of the card."""
     return bench.card.free_mib() / GIB
@@ -190,7 +195,7 @@ def pair(bench: Bench, host: HostMemory, seconds: float) -> list[Measurement]:
     print(f"pair: {gib} GiB each; alone {alone} steps/s before and behind it; of that: {parts}")
     for turns in still:
         print(f"pair: stood still for {' '.join(f'{s:.1f}' for s in turns)} s", flush=True)
-    run_of = Run("python3 tests/gpu/oversubscription.py", gpu=True, rounds=1)
+    run_of = Run(command(), gpu=True, rounds=1)
     return [
         run_of.record(
             "oversubscribed_pair",
@@ -299,7 +304,7 @@ def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> lis
         flush=True,
     )
     run_of = Run(
-        "python3 tests/gpu/oversubscription.py",
+        command(),
         gpu=True,
         rounds=len(waits),
         setting=f"{count} of them, {host.swap} GiB of host memory",
