@@ -14,7 +14,8 @@ constexpr uint32_t kThreads = 512;
 
 // A block's first thread looks for the next piece, all of them move their part of it, and the first
 // says so. Pieces come in order, whole rows or a part of one, so where a piece belongs is known
-// here. In units of 16 bytes, 4 or 1, as far as all addresses allow. Nothing that the host writes
+// here. In units of 16 bytes, 4 or 1, as far as all addresses allow; where they lie one behind the
+// other, as most do, four at once. Nothing that the host writes
 // is read twice from a cache: .volatile.
 constexpr char kText[] = R"(.version 6.4
 .target sm_70
@@ -28,9 +29,11 @@ constexpr char kText[] = R"(.version 6.4
   .reg .pred %other, %last, %set, %part, %in, %end;
   .reg .b32 %generation, %flag, %me, %block, %blocks, %threads, %first, %stride;
   .reg .b32 %piece, %nap, %said, %count, %rows, %row_bytes, %bits, %unit, %shift, %units, %all;
-  .reg .b32 %i, %r, %c, %x0, %x1, %x2, %x3;
+  .reg .b32 %i, %r, %c, %x0, %x1, %x2, %x3, %y0, %y1, %y2, %y3;
+  .reg .b32 %z0, %z1, %z2, %z3, %v0, %v1, %v2, %v3;
   .reg .b64 %slot, %memory, %pitch, %width, %bytes, %moved, %row, %column, %word, %entry;
   .reg .b64 %staging, %n, %left, %start, %wide, %here, %there, %from, %to, %mine, %step;
+  .reg .b64 %from1, %from2, %from3, %to1, %to2, %to3;
   .shared .align 8 .b64 given[2];
 
   ld.param.u64 %slot, [p_slot];
@@ -120,6 +123,39 @@ MOVE:
   setp.eq.u32 %set, %shift, 4;
   setp.eq.u32 %last, %shift, 0;
   mov.u32 %i, %first;
+  @!%set bra UNIT;
+  setp.ne.u32 %end, %rows, 1;
+  setp.ne.and.u64 %end, %pitch, %width, %end;
+  @%end bra UNIT;
+  mul.wide.u32 %from, %first, 16;
+  add.u64 %to, %start, %from;
+  add.u64 %from, %staging, %from;
+  mul.wide.u32 %wide, %stride, 16;
+  selp.b64 %here, %from, %to, %in;
+  selp.b64 %to, %to, %from, %in;
+  mov.u64 %from, %here;
+STRAIGHT:
+  mad.lo.u32 %c, %stride, 3, %i;
+  setp.ge.u32 %end, %c, %all;
+  @%end bra UNIT;
+  add.u64 %from1, %from, %wide;
+  add.u64 %from2, %from1, %wide;
+  add.u64 %from3, %from2, %wide;
+  add.u64 %to1, %to, %wide;
+  add.u64 %to2, %to1, %wide;
+  add.u64 %to3, %to2, %wide;
+  ld.volatile.global.v4.u32 {%x0, %x1, %x2, %x3}, [%from];
+  ld.volatile.global.v4.u32 {%y0, %y1, %y2, %y3}, [%from1];
+  ld.volatile.global.v4.u32 {%z0, %z1, %z2, %z3}, [%from2];
+  ld.volatile.global.v4.u32 {%v0, %v1, %v2, %v3}, [%from3];
+  st.global.v4.u32 [%to], {%x0, %x1, %x2, %x3};
+  st.global.v4.u32 [%to1], {%y0, %y1, %y2, %y3};
+  st.global.v4.u32 [%to2], {%z0, %z1, %z2, %z3};
+  st.global.v4.u32 [%to3], {%v0, %v1, %v2, %v3};
+  add.u64 %from, %from3, %wide;
+  add.u64 %to, %to3, %wide;
+  add.u32 %i, %c, %stride;
+  bra STRAIGHT;
 UNIT:
   setp.ge.u32 %end, %i, %all;
   @%end bra MOVED;
