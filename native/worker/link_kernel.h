@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,8 @@ class LinkKernel {
   CUresult launch(uint32_t device, CUstream stream, const Copy& copy) const;
 
   // A stream of the worker's own on a device, whose context is current, for a transfer by a stream
-  // of another; nothing is in it. Not for two threads at once.
+  // of another; nothing is in it, and its caller holds streams_mutex() until the transfer is.
+  std::mutex& streams_mutex() { return streams_mutex_; }
   CUresult stream(uint32_t device, CUstream* stream);
 
  private:
@@ -48,6 +50,7 @@ class LinkKernel {
   CUlibrary library_ = nullptr;
   CUkernel kernel_ = nullptr;
   std::vector<Device> devices_;
+  std::mutex streams_mutex_;
 };
 
 }  // namespace sluice::worker

@@ -5,9 +5,8 @@
 
 namespace sluice::worker {
 
-std::unique_ptr<LinkSlots> LinkSlots::make(const Driver& driver, const Vgpu& vgpu) {
+std::unique_ptr<LinkSlots> LinkSlots::make(const Driver& driver) {
   std::unique_ptr<LinkSlots> made(new LinkSlots(driver));
-  driver.cuCtxSetCurrent(vgpu.gpu->context);
   void* memory = nullptr;
   if (driver.cuMemHostAlloc(&memory, kSlots * sizeof(Shared),
                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)

@@ -28,8 +28,8 @@ class LinkSlots {
   static constexpr uint32_t kRing = 4;    // pieces that a kernel is told of ahead
   static constexpr uint32_t kBlocks = 8;  // of a kernel
 
-  // nullptr: there is no pinned memory.
-  static std::unique_ptr<LinkSlots> make(const Driver& driver, const Vgpu& vgpu);
+  // In the current context. nullptr: there is no pinned memory.
+  static std::unique_ptr<LinkSlots> make(const Driver& driver);
   ~LinkSlots();
 
   // One transfer's use of a slot.

@@ -5,9 +5,8 @@
 
 namespace sluice::worker {
 
-std::unique_ptr<Staging> Staging::make(const Driver& driver, const Vgpu& vgpu) {
+std::unique_ptr<Staging> Staging::make(const Driver& driver) {
   std::unique_ptr<Staging> made(new Staging(driver));
-  driver.cuCtxSetCurrent(vgpu.gpu->context);
   void* memory = nullptr;
   if (driver.cuMemHostAlloc(&memory, kPieceBytes * kPieces,
                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)

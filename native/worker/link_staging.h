@@ -20,8 +20,8 @@ class Staging {
   static constexpr size_t kPieceBytes = 2 << 20;
   static constexpr size_t kPieces = 8;
 
-  // nullptr: there is no pinned memory.
-  static std::unique_ptr<Staging> make(const Driver& driver, const Vgpu& vgpu);
+  // In the current context. nullptr: there is no pinned memory.
+  static std::unique_ptr<Staging> make(const Driver& driver);
   ~Staging();
 
   struct Piece {

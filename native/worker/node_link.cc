@@ -8,6 +8,7 @@
 
 #include "channel/futex.h"
 #include "process/log.h"
+#include "worker/node_links.h"
 #include "worker/profile/node_cupti.h"
 #include "worker/session.h"
 
@@ -101,19 +102,16 @@ bool NodeLink::is_open() {
 }
 
 bool NodeLink::make_memory(std::string* why) {
+  kernel_ = session_.links->kernel(why);
+  if (!kernel_) return false;
   const Driver& d = session_.driver;
-  bool memory = false;
-  // Where PTX is compiled, whose thread has no context of its own.
-  const auto make = [&] {
-    kernel_ = LinkKernel::load(d, session_.vgpus, why);
-    if (!kernel_) return;
-    slots_ = LinkSlots::make(d, *session_.vgpus[0]);
-    out_ = Staging::make(d, *session_.vgpus[0]);
-    in_ = Staging::make(d, *session_.vgpus[0]);
-    memory = slots_ && out_ && in_;
-    if (!memory) *why = "there is no pinned memory for it";
-  };
-  return session_.compiler.run(make) && memory;
+  session_.use(0);
+  slots_ = LinkSlots::make(d);
+  out_ = Staging::make(d);
+  in_ = Staging::make(d);
+  if (slots_ && out_ && in_) return true;
+  *why = "there is no pinned memory for it";
+  return false;
 }
 
 bool NodeLink::start_threads() {
@@ -280,7 +278,7 @@ CUresult NodeLink::issue(const Known& t, const Place& place) {
 CUresult NodeLink::issue_move(const Known& t, const Place& place) {
   if (place.memory == place.device) return issue_kernel(t, place.device, place.stream);
   const Driver& d = session_.driver;
-  std::lock_guard one_at_a_time(streams_mutex_);
+  std::lock_guard none_takes_its_stream(kernel_->streams_mutex());
   CUstream there = nullptr;
   CUevent before = nullptr, after = nullptr;
   CUresult e = d.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING);

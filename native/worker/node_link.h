@@ -162,8 +162,7 @@ class NodeLink {
   std::deque<Known> to_send_;
   std::unique_ptr<LinkSlots> slots_;
 
-  std::mutex streams_mutex_;  // of the kernel's
-  std::unique_ptr<LinkKernel> kernel_;
+  LinkKernel* kernel_ = nullptr;
   std::unique_ptr<Staging> out_, in_;
   // The reader's: what the GPU may still read, oldest first.
   struct Landing {

@@ -2,6 +2,8 @@
 // Links to other nodes, and the commands about them.
 #include "worker/node_links.h"
 
+#include <utility>
+
 #include "process/log.h"
 #include "worker/copy.h"
 #include "worker/dispatch.h"
@@ -18,6 +20,19 @@ NodeLink* NodeLinks::at(uint64_t peer) {
     link = std::make_unique<NodeLink>(session_, there, first > peer,
                                       [this, there](uint32_t epoch) { return ask_(there, epoch); });
   return link.get();
+}
+
+// Where PTX is compiled.
+LinkKernel* NodeLinks::kernel(std::string* why) {
+  std::lock_guard lock(kernel_mutex_);
+  if (!std::exchange(tried_, true)) {
+    no_kernel_ = "there is no thread to be had for its kernel (session_pids)";
+    const bool ran = session_.compiler.run(
+        [this] { kernel_ = LinkKernel::load(session_.driver, session_.vgpus, &no_kernel_); });
+    if (!ran) tried_ = false;
+  }
+  if (!kernel_) *why = no_kernel_;
+  return kernel_.get();
 }
 
 void NodeLinks::fail() {
