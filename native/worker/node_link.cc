@@ -8,6 +8,8 @@
 
 #include "channel/futex.h"
 #include "process/log.h"
+#include "worker/node_links.h"
+#include "worker/profile/node_cupti.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -46,7 +48,6 @@ NodeLink::~NodeLink() {
   }
   lose("the session is over");
   for (channel::Thread* thread : {&writer_, &reader_, &keeper_}) thread->join();
-  if (words_) session_.driver.cuMemFreeHost(words_);
 }
 
 channel::ResumableStream* NodeLink::stream() {
@@ -73,7 +74,7 @@ bool NodeLink::open(std::string* why) {
   std::lock_guard opening(open_mutex_);
   if (!opened_) {
     opened_ = true;
-    if (!make_words(why) || !start_threads()) {
+    if (!make_memory(why) || !start_threads()) {
       if (why->empty()) *why = "there is no thread to be had (session_pids)";
       lose(*why);
       return false;
@@ -100,25 +101,15 @@ bool NodeLink::is_open() {
   return open_;
 }
 
-bool NodeLink::make_words(std::string* why) {
+bool NodeLink::make_memory(std::string* why) {
+  kernel_ = session_.links->kernel(why);
+  if (!kernel_) return false;
   const Driver& d = session_.driver;
-  void* memory = nullptr;
-  d.cuCtxSetCurrent(session_.vgpus[0]->gpu->context);
-  if (d.cuMemHostAlloc(&memory, kMostTransfers * sizeof(uint64_t),
-                       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS ||
-      d.cuMemHostGetDevicePointer_v2(&words_at_, memory, 0) != CUDA_SUCCESS) {
-    *why = "there is no pinned memory for it";
-    return false;
-  }
-  words_ = static_cast<std::atomic<uint64_t>*>(memory);
-  for (uint32_t i = 0; i < kMostTransfers; ++i) {
-    words_[i].store(0, std::memory_order_relaxed);
-    free_words_.push_back(i);
-  }
-  out_ = Staging::make(d, session_.vgpus);
-  in_ = Staging::make(d, session_.vgpus);
   session_.use(0);
-  if (out_ && in_) return true;
+  slots_ = LinkSlots::make(d);
+  out_ = Staging::make(d);
+  in_ = Staging::make(d);
+  if (slots_ && out_ && in_) return true;
   *why = "there is no pinned memory for it";
   return false;
 }
@@ -227,23 +218,17 @@ void NodeLink::incomplete() {
   session_.endpoint().publish_error(CUDA_ERROR_EXTERNAL_DEVICE, false);
 }
 
-void NodeLink::gpu_failed(CUresult error) {
-  session_.endpoint().publish_error(error, false);
-  fail();
-}
-
 // ---- transfers
 
-CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device, CUstream stream,
-                         CUevent event, CUresult prepared) {
+CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, const Place& place,
+                         CUresult prepared) {
   const auto t = std::make_shared<Transfer>();
   t->end = end;
   t->of = of;
-  t->device = device;
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] {
-      return over_ || (transfers_.size() < kMostTransfers && !free_words_.empty());
+      return over_ || (transfers_.size() < kMostTransfers && slots_->any_free());
     });
     if (over_) {
       // The client hears of that before it hears of what comes behind this.
@@ -261,17 +246,14 @@ CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device,
         t->ready = true;
       }
     if (end == End::kReceives || !t->is_event()) {
-      t->word = free_words_.front();
-      free_words_.pop_front();
-      t->value = ++word_values_[t->word];
-      t->holds_word = true;
+      t->slot = slots_->take();
+      t->holds_slot = true;
     }
     transfers_[of.transfer] = t;
   }
-  const CUresult e = prepared == CUDA_SUCCESS ? issue(*t, stream, event) : prepared;
+  const CUresult e = prepared == CUDA_SUCCESS ? issue(t, place) : prepared;
   std::lock_guard lock(mutex_);
-  if (const auto it = transfers_.find(of.transfer); it == transfers_.end() || it->second != t)
-    return e;  // the link is over, or the peer has refused it
+  if (!under_way(t)) return e;  // the link is over, or the peer has refused it
   if (e != CUDA_SUCCESS) return refuse(t), e;
   t->begun = true;
   t->reached |= end == End::kReceives && t->is_event();  // which is asked for at once
@@ -279,15 +261,51 @@ CUresult NodeLink::begin(End end, const wire::NodeTransfer& of, uint32_t device,
   return e;
 }
 
-CUresult NodeLink::issue(const Transfer& t, CUstream stream, CUevent event) {
+CUresult NodeLink::issue(const Known& t, const Place& place) {
   const Driver& d = session_.driver;
-  const bool sends = t.end == End::kSends;
-  const bool tells_event = t.is_event() && sends, awaits_event = t.is_event() && !sends;
-  CUresult e = tells_event ? d.cuStreamWaitEvent(stream, event, 0) : CUDA_SUCCESS;
-  if (e == CUDA_SUCCESS && !awaits_event) e = tell(stream, &NodeLink::reached, t.of.transfer);
-  if (e != CUDA_SUCCESS || tells_event) return e;
-  return d.cuStreamWaitValue64_v2(stream, words_at_ + t.word * sizeof(uint64_t), t.value,
+  const bool sends = t->end == End::kSends, tells_event = sends && t->is_event();
+  CUresult e = tells_event ? d.cuStreamWaitEvent(place.stream, place.event, 0) : CUDA_SUCCESS;
+  if (e == CUDA_SUCCESS && (sends || !t->is_event())) e = tell(place.stream, &NodeLink::reached, t);
+  if (e == CUDA_SUCCESS && !t->is_event()) e = issue_move(t, place);
+  // A receiver's stream goes on behind its kernel.
+  if (e != CUDA_SUCCESS || sends == t->is_event()) return e;
+  return d.cuStreamWaitValue64_v2(place.stream, slots_->word(t->slot), LinkSlots::over(t->slot),
                                   CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+// The kernel runs on the device whose memory it is: where that is not the stream's, in a stream of
+// the worker's own, between two events.
+CUresult NodeLink::issue_move(const Known& t, const Place& place) {
+  if (place.memory == place.device) return issue_kernel(t, place.device, place.stream);
+  const Driver& d = session_.driver;
+  std::lock_guard none_takes_its_stream(kernel_->streams_mutex());
+  CUstream there = nullptr;
+  CUevent before = nullptr, after = nullptr;
+  CUresult e = d.cuEventCreate(&before, CU_EVENT_DISABLE_TIMING);
+  if (e == CUDA_SUCCESS) e = d.cuEventRecord(before, place.stream);
+  session_.use(place.memory);
+  if (e == CUDA_SUCCESS) e = kernel_->stream(place.memory, &there);
+  if (e == CUDA_SUCCESS) e = d.cuStreamWaitEvent(there, before, 0);
+  if (e == CUDA_SUCCESS) e = issue_kernel(t, place.memory, there);
+  if (e == CUDA_SUCCESS) e = d.cuEventCreate(&after, CU_EVENT_DISABLE_TIMING);
+  if (e == CUDA_SUCCESS) e = d.cuEventRecord(after, there);
+  if (after) d.cuEventDestroy_v2(after);
+  session_.use(place.device);
+  if (e == CUDA_SUCCESS) e = d.cuStreamWaitEvent(place.stream, after, 0);
+  if (before) d.cuEventDestroy_v2(before);
+  return e;
+}
+
+CUresult NodeLink::issue_kernel(const Known& t, uint32_t device, CUstream stream) {
+  const NodeCupti::Apart not_the_clients;
+  const bool receives = t->end == End::kReceives;
+  const LinkKernel::Copy copy{
+      slots_->address(t->slot),       t->of.address, t->of.pitch, t->of.width, t->bytes(),
+      LinkSlots::generation(t->slot), receives};
+  CUresult e = session_.driver.cuStreamWaitValue64_v2(
+      stream, slots_->word(t->slot), LinkSlots::going(t->slot), CU_STREAM_WAIT_VALUE_GEQ);
+  if (e == CUDA_SUCCESS) e = kernel_->launch(device, stream, copy);
+  return e == CUDA_SUCCESS && receives ? tell(stream, &NodeLink::landed, t) : e;
 }
 
 // Once this end has begun and its stream has come to it; the sender's, once the receiver is ready.
@@ -313,42 +331,43 @@ void NodeLink::refuse(const Known& t) {
   changed_.notify_all();
 }
 
-namespace {
-struct Told {
-  NodeLink* link;
-  void (NodeLink::*what)(uint64_t);
-  uint64_t transfer;
-};
-}  // namespace
-
 // Told at this point of the stream, on a thread of the driver's, which is never held up.
-CUresult NodeLink::tell(CUstream stream, void (NodeLink::*what)(uint64_t), uint64_t transfer) {
+CUresult NodeLink::tell(CUstream stream, void (NodeLink::*what)(const Known&), const Known& t) {
+  struct Told {
+    NodeLink* link;
+    void (NodeLink::*what)(const Known&);
+    Known transfer;
+  };
   const auto run = [](void* given) {
     const std::unique_ptr<Told> told(static_cast<Told*>(given));
     (told->link->*told->what)(told->transfer);
   };
-  auto told = std::make_unique<Told>(Told{this, what, transfer});
+  auto told = std::make_unique<Told>(Told{this, what, t});
   const CUresult e =
       call(session_.driver.cuLaunchHostFunc, stream, CUhostFn{run}, static_cast<void*>(told.get()));
   if (e == CUDA_SUCCESS) told.release();  // it is the stream's now
   return e;
 }
 
-void NodeLink::reached(uint64_t transfer) {
-  std::lock_guard lock(mutex_);
-  const auto it = transfers_.find(transfer);
-  if (it == transfers_.end()) return;
-  it->second->reached = true;
-  go_on(it->second);
+bool NodeLink::under_way(const Known& t) {
+  const auto it = transfers_.find(t->of.transfer);
+  return it != transfers_.end() && it->second == t;
 }
 
-void NodeLink::landed(uint64_t transfer) {
+void NodeLink::reached(const Known& t) {
   std::lock_guard lock(mutex_);
-  const auto it = transfers_.find(transfer);
-  if (it == transfers_.end()) return;
-  release(*it->second);
-  transfers_.erase(it);
-  to_say_.push_back({LinkMessageKind::kArrived, 0, transfer});
+  if (!under_way(t)) return;
+  t->reached = true;
+  go_on(t);
+}
+
+// The kernel has ended: with all bytes, but where it was to end without.
+void NodeLink::landed(const Known& t) {
+  std::lock_guard lock(mutex_);
+  if (!under_way(t) || t->done != t->bytes()) return;
+  release(*t);
+  transfers_.erase(t->of.transfer);
+  to_say_.push_back({LinkMessageKind::kArrived, 0, t->of.transfer});
   changed_.notify_all();
 }
 
@@ -363,11 +382,9 @@ NodeLink::Known NodeLink::find(uint64_t transfer, End end) {
   return it != transfers_.end() && it->second->end == end ? it->second : nullptr;
 }
 
-// Its word may be another's at once: that one waits for more.
+// Its slot may be another's at once: that one waits for more.
 void NodeLink::release(Transfer& t) {
-  if (!std::exchange(t.holds_word, false)) return;
-  words_[t.word].store(t.value, std::memory_order_release);
-  free_words_.push_back(t.word);
+  if (t.holds_slot.exchange(false)) slots_->release(t.slot);
 }
 
 void NodeLink::finish(const Known& t) {

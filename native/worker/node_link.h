@@ -6,17 +6,18 @@
 // over reaches the bytes of copies to here that this node's client has asked for, and nothing else.
 //
 // Nobody waits for anybody: the streams of both ends wait for words in pinned memory, which are
-// written when a transfer is done. A sender sends what its receiver is ready for, so no message
-// waits for another's transfer, and whatever streams wait for one another natively may do so here.
-// Three threads: one writes (and copies out of the GPU), one reads (and copies in), one looks after
-// the connection, which is made again where it breaks (channel/resumable_stream.h).
+// written when a transfer's bytes are about to move and when it is done. A sender sends what its
+// receiver is ready for, so no message waits for another's transfer, and whatever streams wait for
+// one another natively may do so here. All that the driver is to do for a transfer it is given when
+// the transfer begins, by the client's lane (link_kernel.h): three threads of the link's, of which
+// one writes, one reads and one looks after the connection, which is made again where it breaks
+// (channel/resumable_stream.h), only write words, and call no driver.
 //
 // What is bounded: transfers under way, numbers that a peer is ready for before the client has told
 // this side of them, staging memory. Whoever is told of more transfers waits, as for CUDA's own
 // full queue.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -31,6 +32,8 @@
 #include "channel/thread.h"
 #include "wire/bodies/commands.h"
 #include "worker/driver.h"
+#include "worker/link_kernel.h"
+#include "worker/link_slots.h"
 #include "worker/link_staging.h"
 
 namespace sluice::worker {
@@ -39,7 +42,7 @@ class Session;
 
 class NodeLink {
  public:
-  static constexpr size_t kMostTransfers = 1024;
+  static constexpr size_t kMostTransfers = LinkSlots::kSlots;
 
   // `peer`: the first of the client's vGPUs there. `dials`: whether this side has its server dial:
   // `ask` has it do so, for a connection with that epoch, and with 0 says that the link is over.
@@ -53,13 +56,19 @@ class NodeLink {
   // this one has.
   void given_up();
 
-  // An end of a transfer, of which the range and the stream have been checked and the context is
-  // current; may wait for room. kSends with `event` set and no rows: it is the event's. `prepared`:
-  // what the driver said to what the stream was to be given before. Where that or what it says here
-  // is an error, which is returned, the peer is told that the transfer does not begin.
+  // An end of a transfer, of which the range and the stream have been checked and the stream's
+  // context is current; may wait for room. kSends with `event` set and no rows: it is the event's.
+  // `prepared`: what the driver said to what the stream was to be given before. Where that or what
+  // it says here is an error, which is returned, the peer is told that the transfer does not begin.
   enum class End { kSends, kReceives };
-  CUresult begin(End end, const wire::NodeTransfer& transfer, uint32_t device, CUstream stream,
-                 CUevent event, CUresult prepared);
+  struct Place {
+    uint32_t memory = 0;  // the device whose memory it is
+    uint32_t device = 0;  // the stream's
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
+  };
+  CUresult begin(End end, const wire::NodeTransfer& transfer, const Place& place,
+                 CUresult prepared);
   // Whether a transfer with this number is under way here.
   bool knows(uint64_t transfer);
 
@@ -75,10 +84,9 @@ class NodeLink {
   struct Transfer {
     End end;
     wire::NodeTransfer of;
-    uint32_t device = 0;  // whose memory it is
-    uint32_t word = 0;    // of the stream that waits
-    uint64_t value = 0;   // that it waits for; 0: none does
-    bool holds_word = false;
+    LinkSlots::Slot slot;
+    std::atomic<bool> holds_slot{false};
+    uint32_t posted = 0;             // pieces; of the thread that moves them
     std::atomic<uint64_t> done{0};   // bytes that were sent, or have come
     std::atomic<bool> ready{false};  // the receiver is, as the sender was told
     bool begun = false;              // the driver has taken all work for it
@@ -90,19 +98,21 @@ class NodeLink {
   using Known = std::shared_ptr<Transfer>;
 
   bool start_threads();
-  bool make_words(std::string* why);
+  bool make_memory(std::string* why);
   channel::ResumableStream* stream();  // made at its first use
   void look_after();
   void lose(const std::string& why);
   void incomplete();
-  void gpu_failed(CUresult error);
 
-  CUresult issue(const Transfer& t, CUstream stream, CUevent event);
+  CUresult issue(const Known& t, const Place& place);
+  CUresult issue_move(const Known& t, const Place& place);
+  CUresult issue_kernel(const Known& t, uint32_t device, CUstream stream);
   void go_on(const Known& t);   // mutex_ held
   void refuse(const Known& t);  // mutex_ held
-  CUresult tell(CUstream stream, void (NodeLink::*what)(uint64_t), uint64_t transfer);
-  void reached(uint64_t transfer);
-  void landed(uint64_t transfer);
+  CUresult tell(CUstream stream, void (NodeLink::*what)(const Known&), const Known& t);
+  void reached(const Known& t);
+  void landed(const Known& t);
+  bool under_way(const Known& t);  // mutex_ held
   Known find(uint64_t transfer, End end);
   void release(Transfer& t);  // mutex_ held
   void finish(const Known& t);
@@ -123,7 +133,8 @@ class NodeLink {
   bool read_exactly(void* to, size_t n);
   bool take_data(uint64_t transfer, uint32_t bytes);
   Staging::Piece piece_for_data();
-  bool copy(const Transfer& t, uint64_t at, std::byte* host, size_t bytes);
+  bool post(Transfer& t, const Staging::Piece& piece, size_t bytes);
+  void await_moved(const Transfer& t, uint32_t piece);
 
   Session& session_;
   const uint32_t peer_;
@@ -149,14 +160,17 @@ class NodeLink {
   std::map<uint64_t, bool> early_;
   std::deque<wire::LinkMessage> to_say_;
   std::deque<Known> to_send_;
-  std::deque<uint32_t> free_words_;
-  std::array<uint64_t, kMostTransfers> word_values_{};
+  std::unique_ptr<LinkSlots> slots_;
 
-  std::atomic<uint64_t>* words_ = nullptr;  // pinned; each counts the transfers that used it
-  CUdeviceptr words_at_ = 0;
+  LinkKernel* kernel_ = nullptr;
   std::unique_ptr<Staging> out_, in_;
   // The reader's: what the GPU may still read, oldest first.
-  std::deque<std::pair<uint32_t, Staging::Piece>> landing_;
+  struct Landing {
+    Known transfer;
+    uint32_t number;
+    Staging::Piece piece;
+  };
+  std::deque<Landing> landing_;
   channel::Thread writer_, reader_, keeper_;
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a link moves bytes: out of the GPU and to the peer on one thread, from the peer and into the
-// GPU on another. Each has two pieces or more under way, so that GPU and network work at once.
+// GPU on another. Each has two pieces or more under way, so that GPU and network work at once. The
+// GPU's part is done by the transfer's kernel, which these threads tell of pieces (link_slots.h).
 #include <algorithm>
 #include <utility>
 
+#include "channel/futex.h"
 #include "worker/node_link.h"
 #include "worker/session.h"
 
@@ -30,38 +32,31 @@ uint64_t next_piece(const wire::NodeTransfer& of, uint64_t at) {
   return of.width * std::min(kMost / of.width, of.rows - at / of.width);
 }
 
+// While bytes move: looks again soon, and then every now and then.
+class Pause {
+ public:
+  void operator()() {
+    if (++times_ > kSoon) channel::sleep_ns(kNapNs);
+  }
+
+ private:
+  static constexpr uint32_t kSoon = 50, kNapNs = 10'000;
+  uint32_t times_ = 0;
+};
+
 }  // namespace
 
-// In the stream of the worker's own for that direction.
-bool NodeLink::copy(const Transfer& t, uint64_t at, std::byte* host, size_t bytes) {
-  const Driver& d = session_.driver;
-  const wire::NodeTransfer& of = t.of;
-  const bool sends = t.end == End::kSends;
-  const CUstream stream = (sends ? out_ : in_)->stream(t.device);
-  d.cuCtxSetCurrent(session_.vgpus[t.device]->gpu->context);
-  const uint64_t row = at / of.width, column = at % of.width;
-  const uint64_t address = of.address + row * of.pitch + column;
-  CUresult e;
-  if (bytes > of.width) {
-    CUDA_MEMCPY2D p{};
-    p.srcMemoryType = sends ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
-    p.dstMemoryType = sends ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-    (sends ? p.srcDevice : p.dstDevice) = address;
-    (sends ? p.srcPitch : p.dstPitch) = of.pitch;
-    (sends ? p.dstPitch : p.srcPitch) = of.width;
-    if (sends)
-      p.dstHost = host;
-    else
-      p.srcHost = host;
-    p.WidthInBytes = of.width;
-    p.Height = bytes / of.width;
-    e = d.cuMemcpy2DAsync_v2(&p, stream);
-  } else {
-    e = sends ? d.cuMemcpyDtoHAsync_v2(host, address, bytes, stream)
-              : d.cuMemcpyHtoDAsync_v2(address, host, bytes, stream);
-  }
-  if (e != CUDA_SUCCESS) gpu_failed(e);
-  return e == CUDA_SUCCESS;
+// False: the transfer is over.
+bool NodeLink::post(Transfer& t, const Staging::Piece& piece, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (!t.holds_slot) return false;
+  slots_->post(t.slot, t.posted, piece.device, bytes);
+  if (t.posted++ == 0) slots_->go(t.slot);
+  return true;
+}
+
+void NodeLink::await_moved(const Transfer& t, uint32_t piece) {
+  for (Pause pause; t.holds_slot && !slots_->moved(t.slot, piece);) pause();
 }
 
 // ---- out
@@ -117,9 +112,7 @@ bool NodeLink::send_pieces(Transfer& t) {
       Staging::Piece piece = out_->take();
       if (!piece) break;
       const uint64_t n = next_piece(t.of, at);
-      if (!copy(t, at, piece.at.get(), n)) return true;  // the peer is told
-      if (const CUresult e = out_->mark(t.device, piece); e != CUDA_SUCCESS)
-        return gpu_failed(e), true;
+      if (!post(t, piece, n)) return true;
       under_way.emplace_back(std::move(piece), n);
       at += n;
     }
@@ -128,10 +121,13 @@ bool NodeLink::send_pieces(Transfer& t) {
       out_->wait(kPieceWaitMs);
       continue;
     }
+    const auto first = t.posted - static_cast<uint32_t>(under_way.size());
+    for (Pause pause; !slots_->moved(t.slot, first); pause()) {
+      if (!t.holds_slot) return true;
+      if (!say_waiting()) return false;
+    }
     const auto [piece, n] = std::move(under_way.front());
     under_way.pop_front();
-    if (const CUresult e = out_->await(t.device, piece); e != CUDA_SUCCESS)
-      return gpu_failed(e), true;
     if (!say_waiting()) return false;
     t.done += n;
     if (!send_piece(t, piece, n)) return false;
@@ -167,10 +163,9 @@ bool NodeLink::read_exactly(void* to, size_t n) {
 Staging::Piece NodeLink::piece_for_data() {
   for (;;) {
     if (Staging::Piece piece = in_->take()) return piece;
-    const auto [device, oldest] = std::move(landing_.front());
+    const Landing oldest = std::move(landing_.front());
     landing_.pop_front();
-    session_.driver.cuCtxSetCurrent(session_.vgpus[device]->gpu->context);
-    in_->await(device, oldest);  // what it says is the next copy's error, too
+    await_moved(*oldest.transfer, oldest.number);
   }
 }
 
@@ -186,14 +181,10 @@ bool NodeLink::take_data(uint64_t transfer, uint32_t bytes) {
     lose("its connection broke, and none followed in time");
     return false;
   }
-  if (!copy(*t, at, piece.at.get(), bytes)) return true;  // the session has failed
-  if (const CUresult e = in_->mark(t->device, piece); e != CUDA_SUCCESS) return gpu_failed(e), true;
-  landing_.emplace_back(t->device, std::move(piece));
-  t->done = at + bytes;
-  if (t->done < t->bytes()) return true;
-  if (const CUresult e = tell(in_->stream(t->device), &NodeLink::landed, transfer);
-      e != CUDA_SUCCESS)
-    gpu_failed(e);
+  if (t->posted >= LinkSlots::kRing) await_moved(*t, t->posted - LinkSlots::kRing);
+  const uint32_t number = t->posted;
+  t->done = at + bytes;  // before the kernel may end
+  if (post(*t, piece, bytes)) landing_.push_back({t, number, std::move(piece)});
   return true;
 }
 

@@ -2,6 +2,8 @@
 // Links to other nodes, and the commands about them.
 #include "worker/node_links.h"
 
+#include <utility>
+
 #include "process/log.h"
 #include "worker/copy.h"
 #include "worker/dispatch.h"
@@ -18,6 +20,19 @@ NodeLink* NodeLinks::at(uint64_t peer) {
     link = std::make_unique<NodeLink>(session_, there, first > peer,
                                       [this, there](uint32_t epoch) { return ask_(there, epoch); });
   return link.get();
+}
+
+// Where PTX is compiled.
+LinkKernel* NodeLinks::kernel(std::string* why) {
+  std::lock_guard lock(kernel_mutex_);
+  if (!std::exchange(tried_, true)) {
+    no_kernel_ = "there is no thread to be had for its kernel (session_pids)";
+    const bool ran = session_.compiler.run(
+        [this] { kernel_ = LinkKernel::load(session_.driver, session_.vgpus, &no_kernel_); });
+    if (!ran) tried_ = false;
+  }
+  if (!kernel_) *why = no_kernel_;
+  return kernel_.get();
 }
 
 void NodeLinks::fail() {
@@ -68,15 +83,16 @@ CUresult order(Session& s, Vgpu& v, CUevent event, CUstream before, CUstream aft
 }
 
 CUresult begin(Session& s, NodeLink& link, NodeLink::End end, const wire::NodeTransfer& t, Vgpu& v,
-               uint32_t memory, CUstream stream, CUevent event) {
+               const NodeLink::Place& place) {
+  CUstream stream = place.stream;
   v.gate->followed(stream);
-  if (t.whole_device == 0) return link.begin(end, t, memory, stream, event, CUDA_SUCCESS);
+  if (t.whole_device == 0) return link.begin(end, t, place, CUDA_SUCCESS);
   CUevent order_event = nullptr;
   CUresult e = s.driver.cuEventCreate(&order_event, CU_EVENT_DISABLE_TIMING);
   if (e == CUDA_SUCCESS)
     e = for_streams_apart(s, v,
                           [&](CUstream other) { return order(s, v, order_event, other, stream); });
-  e = link.begin(end, t, memory, stream, event, e);
+  e = link.begin(end, t, place, e);
   if (e == CUDA_SUCCESS)
     e = for_streams_apart(s, v,
                           [&](CUstream other) { return order(s, v, order_event, stream, other); });
@@ -109,7 +125,7 @@ CUresult transfer(Session& s, const Command& c, NodeLink::End end, const char* n
       return bad("names device memory that the session does not have");
     if (const uint32_t owner = s.memory_owner(t.address); owner != Session::kNobody) device = owner;
   }
-  return begin(s, *link, end, t, *v, device, stream, event);
+  return begin(s, *link, end, t, *v, {device, v->index, stream, event});
 }
 
 void send(Session& s, const Command& c, Reply& reply) {

@@ -21,6 +21,10 @@ class NodeLinks {
   // The link to the node of which the client's vGPU `peer` is the first; nullptr: it is none of the
   // other nodes'.
   NodeLink* at(uint64_t peer);
+  // By which all of them move bytes, loaded when the session opens: later, a driver that loads code
+  // waits for streams, and the program may have one that waits for what only it can do. nullptr
+  // with `why`: it cannot be.
+  LinkKernel* kernel(std::string* why);
   // The session's GPU has failed.
   void fail();
   // There is another server, which knows nothing of what the last one was asked.
@@ -29,6 +33,10 @@ class NodeLinks {
  private:
   Session& session_;
   const Ask ask_;
+  std::mutex kernel_mutex_;
+  bool tried_ = false;
+  std::unique_ptr<LinkKernel> kernel_;
+  std::string no_kernel_;
   std::mutex mutex_;
   std::map<uint32_t, std::unique_ptr<NodeLink>> links_;
 };

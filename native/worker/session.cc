@@ -66,6 +66,8 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     *error = "there is no thread to be had for its turns on the GPU (session_pids)";
     return false;
   }
+  std::string no_kernel;  // whoever opens a link says so
+  if (links) links->kernel(&no_kernel);
   return endpoint_->publish_record(session_record(*this), error);
 }
 

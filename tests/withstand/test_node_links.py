@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
-from node_pair import of_both
+from node_pair import of_both, two_nodes
 from pool_certificates import PoolCa
 from rank_process import Rank
 from static_pool import build_programs
@@ -50,6 +50,16 @@ def nodes(
                 yield first, second, network
             finally:
                 second.close()
+
+
+@pytest.fixture(scope="module")
+def nodes_that_stand_still(
+    tmp_path_factory: pytest.TempPathFactory, built: None
+) -> Iterator[tuple[ControlPlane, ControlPlane]]:
+    """Whose software GPUs load code, and free memory, as NVIDIA's driver does."""
+    environment = {"SLUICE_SOFTGPU_LOADS_STAND_STILL": "1"}
+    with two_nodes(tmp_path_factory.mktemp("still"), {}, environment) as both:
+        yield both
 
 
 @pytest.fixture
@@ -229,6 +239,16 @@ def test_a_node_that_dies_lets_streams_go_that_only_waited_for_it(
     os.kill(worker, signal.SIGKILL)
     assert copier.do("use 0") == "0"
     assert copier.do("use 1") != "0"
+
+
+@pytest.mark.parametrize("what", ["load 0 1", "load 1 0"])
+def test_copies_move_while_a_call_stands_still_until_they_have(
+    nodes_that_stand_still: tuple[ControlPlane, ControlPlane], what: str
+) -> None:
+    """NVIDIA's driver loads code when no stream waits, and copies nothing for others meanwhile."""
+    program = Told(nodes_that_stand_still[0], COPIER)
+    assert program.do(what) == "0"
+    program.close()
 
 
 @pytest.mark.parametrize("knows_ca", [True, False], ids=["linked", "by way of the client"])

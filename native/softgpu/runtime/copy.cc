@@ -9,6 +9,7 @@
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
 #include "softgpu/runtime/capture.h"
+#include "softgpu/runtime/mem_op.h"
 #include "softgpu/runtime/profiling.h"
 
 namespace sluice::softgpu {
@@ -99,6 +100,7 @@ bool classify(CopySide& side, size_t bytes, bool must_be_device) {
 }
 
 CUresult copy(Context& context, Stream& stream, const CopyBox& box, bool wait) {
+  wait_for_loads();
   if (box.width == 0 || box.height == 0 || box.depth == 0) return CUDA_SUCCESS;
   // In a graph, pageable memory is read when the node runs.
   if (auto answer = captured(stream, [&] { return Work(CopyWork{box}); })) return *answer;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "softgpu/runtime/mem_op.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <shared_mutex>
 #include <type_traits>
 
 #include "softgpu/memory/allocations.h"
@@ -8,6 +11,18 @@
 
 namespace sluice::softgpu {
 namespace {
+
+std::atomic<int> streams_that_wait{0};
+
+bool loads_stand_still() {
+  static const bool told = std::getenv("SLUICE_SOFTGPU_LOADS_STAND_STILL") != nullptr;
+  return told;
+}
+
+std::shared_mutex& loads_mutex() {
+  static auto* mutex = new std::shared_mutex;
+  return *mutex;
+}
 
 // Reads or writes one word if the device may; false if it may not (any more).
 template <class T>
@@ -59,6 +74,7 @@ void write(Context& context, CUdeviceptr address, T value) {
 template <class T>
 void wait(Context& context, CUdeviceptr address, T value, unsigned condition) {
   bool lost = false;
+  streams_that_wait.fetch_add(1);
   poll_until(
       [&] {
         T held{};
@@ -66,12 +82,28 @@ void wait(Context& context, CUdeviceptr address, T value, unsigned condition) {
         return lost || satisfied(held, value, condition);
       },
       [&] { return context.error() != 0 || context.dead(); });
+  streams_that_wait.fetch_sub(1);
   if (lost) {
     context.poison(CUDA_ERROR_ILLEGAL_ADDRESS, "stream wait on memory that is not mapped");
   }
 }
 
 }  // namespace
+
+LoadStandsStill::LoadStandsStill(const Context& context) {
+  if (!loads_stand_still()) return;
+  loads_mutex().lock();
+  poll_until([] { return streams_that_wait.load() == 0; },
+             [&] { return context.error() != 0 || context.dead(); });
+}
+
+LoadStandsStill::~LoadStandsStill() {
+  if (loads_stand_still()) loads_mutex().unlock();
+}
+
+void wait_for_loads() {
+  if (loads_stand_still()) const std::shared_lock held_up(loads_mutex());
+}
 
 CUresult check_mem_op(const CUstreamBatchMemOpParams& op) {
   switch (op.operation) {

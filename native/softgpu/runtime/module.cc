@@ -11,6 +11,7 @@
 #include "softgpu/ptx/parser.h"
 #include "softgpu/runtime/context.h"
 #include "softgpu/runtime/log.h"
+#include "softgpu/runtime/mem_op.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -56,6 +57,7 @@ constexpr uint32_t kTargetNumber = kComputeMajor * 10 + kComputeMinor;
 
 std::shared_ptr<LoadedModule> LoadedModule::load(Context& context, const std::string& ptx,
                                                  LoadFailure& failure) {
+  const LoadStandsStill until_no_stream_waits(context);
   std::shared_ptr<LoadedModule> module(new LoadedModule(context));
   Device& device = context.device();
   try {

@@ -124,6 +124,16 @@ NodeCupti::Noted::~Noted() {
   if (pushed_) get().cuptiActivityPopExternalCorrelationId_(cupti::kCustom0, &last);
 }
 
+NodeCupti::Apart::Apart() {
+  const NodeCupti& node = get();
+  popped_ = node.on() && node.cuptiActivityPopExternalCorrelationId_(cupti::kCustom0, &call_) ==
+                             cupti::kSuccess;
+}
+
+NodeCupti::Apart::~Apart() {
+  if (popped_) get().cuptiActivityPushExternalCorrelationId_(cupti::kCustom0, call_);
+}
+
 void NodeCupti::take_buffer(void* context, uint32_t stream, uint8_t* buffer, size_t valid) {
   size_t lost = 0;
   if (cuptiActivityGetNumDroppedRecords_(context, stream, &lost) != cupti::kSuccess) lost = 0;

@@ -55,6 +55,19 @@ class NodeCupti {
     bool pushed_ = false;
   };
 
+  // While one lives, what this thread gives the GPU is Sluice's own, within a call of the client's.
+  class Apart {
+   public:
+    Apart();
+    ~Apart();
+    Apart(const Apart&) = delete;
+    Apart& operator=(const Apart&) = delete;
+
+   private:
+    uint64_t call_ = 0;
+    bool popped_ = false;
+  };
+
   // What CUPTI gives back. Public for its callback, and for tests.
   void take_buffer(void* context, uint32_t stream, uint8_t* buffer, size_t valid);
 

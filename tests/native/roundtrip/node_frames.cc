@@ -59,7 +59,7 @@ void add_node_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   whole = copy;
   whole.whole_device = 1;
   event.event = Rig::kEventId;
-  transfer("NodeSend", wire::kNodeSend, "cuStreamWaitValue64_v2", copy);
+  transfer("NodeSend", wire::kNodeSend, "cuLaunchKernel", copy);
   transfer("NodeReceive", wire::kNodeReceive, "cuStreamWaitValue64_v2", copy);
   transfer("NodeReceive, whole device", wire::kNodeReceive, "cuStreamWaitValue64_v2", whole);
   transfer("NodeSend, event", wire::kNodeSend, "cuLaunchHostFunc", event);

@@ -206,15 +206,15 @@ TEST_F(NodeTransfers, WhoRefusesTwiceIsNoWorkerOfOurs) {
 }
 
 TEST_F(NodeTransfers, WhoRefusesWhatNobodyIsReadyForIsNoWorkerOfOurs) {
-  std::function<void()> comes_to_it;
+  std::vector<std::function<void()>> behind;  // what the stream has not come to
   SLUICE_ON(cuLaunchHostFunc) = [&](CUstream, CUhostFn function, void* told) {
-    comes_to_it = [=] { function(told); };
+    behind.push_back([=] { function(told); });
     return CUDA_SUCCESS;
   };
   EXPECT_EQ(give(wire::kNodeReceive, copy()), CUDA_SUCCESS);
   say(Says::kRefused);
   expect_no_link();
-  comes_to_it();
+  for (const auto& comes_to_it : behind) comes_to_it();
 }
 
 }  // namespace

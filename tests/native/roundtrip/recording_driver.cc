@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "worker/link_kernel.h"
 #include "worker/shared_event.h"
 
 namespace sluice::test {
@@ -150,7 +151,8 @@ void Recording::reset(worker::Driver* driver) {
   symbol = {};
   globals_of.clear();
   for (Ranges* r : {&windows, &globals, &host, &marks}) r->all.clear();
-  for (auto* live : {&streams, &events, &modules, &libraries, &functions, &contexts}) live->clear();
+  for (auto* live : {&streams, &events, &modules, &libraries, &functions, &contexts, &own_kernels})
+    live->clear();
   allocations.clear();
   for (auto* live : {&graphs, &graph_execs}) live->clear();
   graph_nodes.clear();
@@ -231,6 +233,10 @@ void Recording::install_objects() {
   SLUICE_ON(cuLibraryGetKernel) = [this](CUkernel* k, CUlibrary, const char*) {
     return *k = mint<CUkernel>(functions), CUDA_SUCCESS;
   };
+  SLUICE_ON(cuKernelGetFunction) = [this](CUfunction* f, CUkernel) {
+    own_kernels.insert(*f = mint<CUfunction>(functions));
+    return CUDA_SUCCESS;
+  };
   // Local memory would be charged.
   const auto attribute = [](int* v, CUfunction_attribute a) {
     *v = a == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ? 0 : 65536 + static_cast<int>(a);
@@ -242,7 +248,14 @@ void Recording::install_objects() {
   SLUICE_ON(cuKernelGetAttribute) = [attribute](int* v, CUfunction_attribute a, CUkernel,
                                                 CUdevice) { return attribute(v, a); };
   // The driver reads as many bytes as the function takes.
-  const auto launch = [this](const char* f, void** extra) {
+  const auto launch = [this](const char* f, CUfunction function, void** extra) {
+    if (own_kernels.contains(function)) {
+      const auto& copy = *static_cast<const worker::LinkKernel::Copy*>(extra[1]);
+      if (copy.bytes &&
+          !device_range(copy.address, (copy.bytes / copy.width - 1) * copy.pitch + copy.width))
+        violation(f, "a rectangle beside the session's memory");
+      return status;
+    }
     const void* at = nullptr;
     size_t bytes = 0, takes = 0;
     for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
@@ -254,13 +267,13 @@ void Recording::install_objects() {
     if (bytes && !host_range(at, bytes)) violation(f, "parameters outside the command");
     return status;
   };
-  SLUICE_ON(cuLaunchKernel) = [=](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+  SLUICE_ON(cuLaunchKernel) = [=](CUfunction f, unsigned, unsigned, unsigned, unsigned, unsigned,
                                   unsigned, unsigned, CUstream, void**,
-                                  void** extra) { return launch("cuLaunchKernel", extra); };
-  SLUICE_ON(cuLaunchKernelEx) = [=, this](const CUlaunchConfig* c, CUfunction, void**,
+                                  void** extra) { return launch("cuLaunchKernel", f, extra); };
+  SLUICE_ON(cuLaunchKernelEx) = [=, this](const CUlaunchConfig* c, CUfunction f, void**,
                                           void** extra) {
     check("cuLaunchKernelEx", c->hStream);
-    return launch("cuLaunchKernelEx", extra);
+    return launch("cuLaunchKernelEx", f, extra);
   };
   const auto param = [this](size_t i, size_t* offset, size_t* size) {
     if (i >= params.size()) return CUDA_ERROR_INVALID_VALUE;

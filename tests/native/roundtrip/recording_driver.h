@@ -74,6 +74,7 @@ class Recording {
   std::span<const std::byte> frame;  // the body of the command under way
 
   std::set<const void*> streams, events, modules, libraries, functions, contexts;
+  std::set<const void*> own_kernels;  // the worker's, of links to other nodes
   std::set<const void*> graphs, graph_execs;
   struct Node {
     const void* graph = nullptr;

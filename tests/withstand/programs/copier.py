@@ -3,7 +3,9 @@
 
 `copy A B`: 64 KiB from the one device to the other, by the source's stream, and whether they are
 right. `wait A B`: B's stream waits for an event of A's. `hold A B`, `expect A B`: the same, but
-behind a gate on A that nobody opens, and not waited for. `use A`: all that A has is done. `read A`:
+behind a gate on A that nobody opens, and not waited for. `load A B`: code for B, while streams of B
+wait for a copy to B, and then for one from it, which are behind such a gate until B loads; and
+whether the bytes are right. `use A`: all that A has is done. `read A`:
 some of its memory, which waits for neither stream. `legacy A B`: as `copy`, by A's default stream
 while a stream of B captures that B's default stream would wait for.
 The CUresult of the first call that failed is printed, or 0; -1: the bytes are others.
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 
 SIZE = 1 << 16
 BLOCKING, NON_BLOCKING, DISABLE_TIMING, GEQ = 0, 1, 2, 0
 RELAXED, INVALIDATED = 2, 901
+CODE = b".version 6.4\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n\0"
 
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -46,6 +50,8 @@ class Side:
         good(cuda.cuMemsetD8_v2(self.memory, 0, c_size_t(SIZE)))
         good(cuda.cuCtxSynchronize())
         self.value = 0
+        self.opener = c_void_p()
+        good(cuda.cuStreamCreate(byref(self.opener), NON_BLOCKING))
 
     def use(self) -> None:
         """Makes it current."""
@@ -62,7 +68,13 @@ class Side:
         self.use()
         good(cuda.cuStreamSynchronize(self.stream))
         good(cuda.cuMemsetD8_v2(self.memory, 0, c_size_t(SIZE)))
+        good(cuda.cuCtxSynchronize())
         good(cuda.cuStreamWaitValue32_v2(self.stream, self.memory, c_uint(7), GEQ))
+
+    def open_gate(self) -> None:
+        """It comes."""
+        self.use()
+        good(cuda.cuStreamWriteValue32_v2(self.opener, self.memory, c_uint(7), 0))
 
 
 def copy(one: Side, other: Side) -> None:
@@ -109,6 +121,43 @@ def copy_while_capturing(one: Side, other: Side) -> int:
     return status
 
 
+def load(side: Side, failed: list[int]) -> None:
+    """Code that the device does not have yet."""
+    side.use()
+    module = c_void_p()
+    failed.append(cuda.cuModuleLoadData(byref(module), CODE))
+
+
+def load_while_streams_wait(one: Side, other: Side, source: Side) -> int:
+    """The other loads code while its stream waits for a copy that the one's gate keeps."""
+    target = other if source is one else one
+    one.close_gate()
+    source.use()
+    if source is other:
+        other.fill()
+        good(cuda.cuStreamSynchronize(other.stream))
+    one.use()
+    good(
+        cuda.cuMemcpyPeerAsync(
+            target.memory, target.context, source.memory, source.context, c_size_t(SIZE), one.stream
+        )
+    )
+    failed: list[int] = []
+    loading = threading.Thread(target=load, args=(other, failed))
+    loading.start()
+    loading.join(0.3)  # it is well under way
+    one.open_gate()
+    loading.join()
+    good(failed[0])
+    one.use()
+    good(cuda.cuStreamSynchronize(one.stream))
+    target.use()
+    got = ctypes.create_string_buffer(SIZE)
+    good(cuda.cuMemcpyDtoH_v2(got, target.memory, c_size_t(SIZE)))
+    wanted = bytes([other.value]) * SIZE if source is other else bytes([7]).ljust(SIZE, b"\0")
+    return 0 if got.raw == wanted else -1
+
+
 def do(sides: list[Side], what: str, numbers: list[int]) -> int:
     """One line's."""
     one, other = sides[numbers[0]], sides[numbers[-1]]
@@ -122,6 +171,10 @@ def do(sides: list[Side], what: str, numbers: list[int]) -> int:
         good(cuda.cuMemsetD8_v2(one.memory, 0, c_size_t(SIZE)))
         good(cuda.cuCtxSynchronize())
         return 0
+    if what == "load":
+        return load_while_streams_wait(one, other, one) or load_while_streams_wait(
+            one, other, other
+        )
     if what == "legacy":
         return copy_while_capturing(one, other)
     if what in ("hold", "expect"):
