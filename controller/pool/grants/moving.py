@@ -18,6 +18,7 @@ from sluice.controller.pool.model import Gpu, GpuKey, GpuMode, Grant, Vgpu
 from sluice.controller.pool.reservations.reservations import Resources
 
 Vgpus = tuple[Vgpu, ...]
+NOTHING = Resources(0, 0)
 
 
 class MovePlaces:
@@ -69,15 +70,33 @@ class MovePlaces:
             )
         if not capacity.occupancy.admits(vgpus[0].sharing, grant.project, 1):
             return f"sessions run at once on GPU {key} (MPS)"
-        mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
-        percent = sum(vgpu.compute_percent for vgpu in vgpus)
-        if mib > capacity.free_mib or percent > capacity.free_percent:
+        free = self.free_for(grant, key)
+        mib, percent = _taken(vgpus)
+        if mib > free.memory_mib or percent > free.compute_percent:
             return (
-                f"GPU {key} has {max(0, capacity.free_mib)} MiB and "
-                f"{max(0, capacity.free_percent)} % free, and grant {grant.id} has {mib} MiB and "
+                f"GPU {key} has {max(0, free.memory_mib)} MiB and "
+                f"{max(0, free.compute_percent)} % free, and grant {grant.id} has {mib} MiB and "
                 f"{percent} %"
             )
         return ""
+
+    def free_for(self, grant: Grant, key: GpuKey) -> Resources:
+        """What is free of a GPU for a grant that is to go there: what is kept for it, too."""
+        with self._ledger.places.without(grant.id):
+            capacity = self._fleet.capacity.of(key)
+            return Resources(capacity.free_mib, capacity.free_percent) if capacity else NOTHING
+
+    def keep(self, grant: Grant, vgpus: Vgpus) -> None:
+        """Has the place that it is to go to booked, where there is room; else nothing is kept.
+
+        Whether the GPU takes anything at the moment does not matter: its node may be away.
+        """
+        free = self.free_for(grant, GpuKey(grant.node, vgpus[0].gpu_uuid))
+        mib, percent = _taken(vgpus)
+        if mib <= free.memory_mib and percent <= free.compute_percent:
+            self._ledger.places.keep(grant, vgpus)
+        else:
+            self._ledger.places.drop(grant.id)
 
     def among(self, grant: Grant, sized: Vgpus, uuids: Iterable[str] | None = None) -> list[Vgpus]:
         """The vGPUs of a grant on each of these GPUs, or any, that has room; the fullest first."""
@@ -138,6 +157,12 @@ def at(vgpus: Vgpus, uuid: str) -> Vgpus:
 def own_gpu(grant: Grant) -> GpuKey:
     """The GPU of a grant's first vGPU."""
     return next(key for key, _ in grant.placed())
+
+
+def _taken(vgpus: Vgpus) -> tuple[int, int]:
+    """MiB, contexts included, and percent."""
+    mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
+    return mib, sum(vgpu.compute_percent for vgpu in vgpus)
 
 
 def _kind(gpu: Gpu) -> tuple[str, int, bool]:

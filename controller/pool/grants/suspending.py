@@ -22,6 +22,7 @@ from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
+from sluice.controller.pool.grants.suspendable import why_never, why_not_now
 from sluice.controller.pool.grants.suspension import (
     ReportedSuspension,
     SuspendOrder,
@@ -34,8 +35,6 @@ from sluice.controller.pool.model import (
     Grant,
     GrantState,
     NodeState,
-    SessionState,
-    Sharing,
     Vgpu,
     as_it_is,
 )
@@ -82,6 +81,7 @@ class Suspending:
         for grant in self._ledger.grants.records.values():
             if grant.state is GrantState.LIVE and grant.suspension is not SuspensionState.NONE:
                 self._suspended[grant.id] = grant
+                self._keep_place(grant)
 
     # what is asked for
 
@@ -131,8 +131,12 @@ class Suspending:
         return grant
 
     def send_to(self, grant: Grant, uuid: str, why: str) -> None:
-        """One that is suspended, or about to be, is to come back on this GPU of its node."""
+        """One that is suspended, or about to be, is to come back on this GPU of its node.
+
+        It has that place from now on, until it is there or is not to go there any more.
+        """
         grant.moving_to = uuid
+        self._keep_place(grant)
         self._changed(grant)
         self._ledger.event("grant.moving", grant.id, f"to GPU {uuid}: {why}")
 
@@ -143,6 +147,7 @@ class Suspending:
             return
         if paused:
             self._paused.add(grant_id)
+            self._ledger.places.drop(grant_id)  # it stands still for as long as it pleases
             if grant.with_guest and grant.resumes:  # it is not back yet, and need not be
                 grant.resumes = False
                 self._changed(grant)
@@ -163,24 +168,7 @@ class Suspending:
 
     def never(self, grant: Grant) -> str:
         """Why a grant of its kind cannot be suspended; "": it can."""
-        if grant.spans_nodes:
-            return (
-                f"grant {grant.id} has vGPUs of {grant.nodes_in_words}, which cannot be "
-                "suspended together: end it instead"
-            )
-        if any(vgpu.sharing is Sharing.CONCURRENT for vgpu in grant.vgpus):
-            return (
-                f"grant {grant.id} runs at once with others (MPS) and cannot be suspended alone: "
-                "end it instead"
-            )
-        node = self._fleet.nodes.get(grant.node)
-        # of one that is away nobody knows: its server says so when it comes back
-        if node and node.state is NodeState.UP and not node.swap_mib:
-            return (
-                f"node {grant.node} has no host memory for suspended sessions: set [suspend] "
-                "swap_mib in its server.conf (an older sluice-server suspends nothing)"
-            )
-        return ""
+        return why_never(grant, self._fleet.nodes.get(grant.node))
 
     def is_suspendable(self, grant: Grant) -> bool:
         """Whether it is worth the try now."""
@@ -274,17 +262,23 @@ class Suspending:
         """Has it resumed, if there is room that nobody before it waits for.
 
         Returns what it holds against those behind it: nothing where a reservation has its room, or
-        its project's quota alone keeps it.
+        its project's quota alone keeps it. The place that is kept for it nobody before it waits
+        for.
         """
+        place = self._ledger.places.on(grant.id)
         sized, reserved = self._sized(grant), bool(grant.reservation)
         over = over_quota(self._ledger.quotas, grant, sized)
         node = self._fleet.nodes.get(grant.node)
         is_up = node is not None and node.state is NodeState.UP
         for vgpus in self._ways_back(grant, sized) if is_up and not over else ():
             keys = {GpuKey(vgpu.node or grant.node, vgpu.gpu_uuid) for vgpu in vgpus}
-            if reserved or not keys & held:
+            if reserved or keys == {GpuKey(grant.node, place)} or not keys & held:
                 self._resume(grant, vgpus, decisions)
                 return []
+        if over:
+            self._ledger.places.drop(grant.id)
+        else:
+            self._keep_place(grant)
         note = note_of(grant, over)
         if note != grant.suspension_note:
             grant.suspension_note = note
@@ -325,12 +319,14 @@ class Suspending:
         why = why or (contexts.moves_not if contexts else "") or "its server does not move it there"
         if not can and contexts and contexts.are_decided:
             self.fixed.add(grant.id)
+        self._ledger.places.drop(grant.id)
         grant.moving_to, grant.suspension_note = "", f"not moved: {why}"
         self._changed(grant)
         self._ledger.event("grant.not_moved", grant.id, why)
 
     def _resume(self, grant: Grant, vgpus: tuple[Vgpu, ...], decisions: Decisions) -> None:
         before = own_gpu(grant).uuid
+        self._ledger.places.drop(grant.id)  # it is booked there itself
         grant.suspension, grant.moving_to = SuspensionState.RESUMING, ""
         self._ledger.rebook(grant, vgpus)
         there = own_gpu(grant).uuid
@@ -352,6 +348,9 @@ class Suspending:
             return
         before, there = own_gpu(grant), GpuKey(grant.node, uuids[0])
         if there != before and there in self._fleet.gpus:
+            if there.uuid == grant.moving_to:
+                self._ledger.places.drop(grant.id)
+                grant.moving_to = ""
             self._ledger.rebook(grant, at(grant.vgpus, there.uuid))
 
     # time
@@ -390,19 +389,8 @@ class Suspending:
 
     def _why_not(self, grant: Grant) -> str:
         """Why it is not suspended now: first what time does not change; "": it can be."""
-        return self.never(grant) or self._not_now(grant)
-
-    def _not_now(self, grant: Grant) -> str:
-        """What is in the way of suspending it at the moment; "": nothing is."""
-        node = self._fleet.nodes.get(grant.node)
-        if node is None or node.state is not NodeState.UP:
-            return f"node {grant.node} of grant {grant.id} is not connected; try later"
-        sessions = self._ledger.sessions.live_of(grant.id)
-        if not sessions:
-            return f"nothing of grant {grant.id} runs: there is nothing to be suspended"
-        if any(session.state is SessionState.OPENING for session in sessions):
-            return f"a session of grant {grant.id} is being opened; try again"
-        return ""
+        live = self._ledger.sessions.live_of(grant.id)
+        return self.never(grant) or why_not_now(grant, self._fleet.nodes.get(grant.node), live)
 
     def _failed_lately(self, grant: Grant) -> bool:
         at = self._failed.get(grant.id)
@@ -422,6 +410,14 @@ class Suspending:
     def _with_contexts(self, grant: Grant) -> tuple[Vgpu, ...]:
         """Its vGPUs as they are, with all of its contexts on their GPUs."""
         return self._ledger.charged(grant, self._ledger.sessions.live_of(grant.id))
+
+    def _keep_place(self, grant: Grant) -> None:
+        """Where it is to go is booked, as it is when it runs, while it is on its way."""
+        comes = grant.resumes and grant.id not in self._paused and not self._jobs.is_ending(grant)
+        if grant.moving_to and comes and grant.suspension is not SuspensionState.RESUMING:
+            self._places.keep(grant, at(self.when_it_runs(grant), grant.moving_to))
+        else:
+            self._ledger.places.drop(grant.id)
 
     def _order(self, grant: Grant) -> SuspendOrder:
         rooms = [self._fleet.capacity.of(key) for key, _ in grant.placed()]
@@ -487,6 +483,7 @@ class Suspending:
         grant.suspension, grant.suspension_note = SuspensionState.NONE, note
         grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
         grant.with_guest, grant.contexts, grant.moving_to = False, None, ""
+        self._ledger.places.drop(grant.id)
         self._suspended.pop(grant.id, None)
 
     def _changed(self, grant: Grant) -> None:
