@@ -302,6 +302,8 @@ def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:
         busy=message.busy,
         contexts=_contexts_of(message),
         gpu_uuids=tuple(message.gpu_uuids),
+        serial=message.serial if message.HasField("serial") else None,
+        moving_to=message.moving_to,
     )
 
 

@@ -46,10 +46,7 @@ class KeptPlaces:
     def used_of(self, key: GpuKey) -> tuple[int, int]:
         """MiB and percent of a GPU that are kept for grants which are not there yet."""
         there = [
-            vgpu
-            for booking in self._booked.values()
-            for at, vgpu in booking.placed()
-            if at == key
+            vgpu for booking in self._booked.values() for at, vgpu in booking.placed() if at == key
         ]
         mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in there)
         return mib, sum(vgpu.compute_percent for vgpu in there)

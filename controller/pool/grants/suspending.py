@@ -14,7 +14,6 @@ told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
@@ -22,10 +21,11 @@ from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
+from sluice.controller.pool.grants.suspend_orders import SuspendOrders
 from sluice.controller.pool.grants.suspendable import why_never, why_not_now
+from sluice.controller.pool.grants.suspended_sizes import SuspendedSizes
 from sluice.controller.pool.grants.suspension import (
     ReportedSuspension,
-    SuspendOrder,
     SuspensionState,
 )
 from sluice.controller.pool.impossible import Impossible, Over, Unknown
@@ -43,7 +43,6 @@ from sluice.resources.suspended_contexts import ContextPlace
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
-MOST_MIB = 1 << 32  # more than any context takes
 VM_PAUSED = "its VM is paused ([suspend] on_pause of its host)"
 
 Order = tuple[float, float]
@@ -74,6 +73,8 @@ class Suspending:
         #: Whose VM is paused, as servers say with each connection.
         self._paused: set[str] = set()
         self._places = places
+        self._orders = SuspendOrders(fleet, places)
+        self._sizes = SuspendedSizes(ledger)
         self.fixed: set[str] = set()  # grants whose servers said that they do not move
 
     def restore(self) -> None:
@@ -82,6 +83,8 @@ class Suspending:
             if grant.state is GrantState.LIVE and grant.suspension is not SuspensionState.NONE:
                 self._suspended[grant.id] = grant
                 self._keep_place(grant)
+            else:
+                grant.moving_to = ""  # its server says it again
 
     # what is asked for
 
@@ -93,10 +96,12 @@ class Suspending:
         *,
         resumes: bool,
         with_guest: bool = False,
+        moving_to: str = "",
     ) -> Grant:
         """Has a grant suspended; `resumes`: it comes back by itself when there is room.
 
-        `with_guest`: it comes back when its VM goes on. Raises Impossible, Unknown.
+        `with_guest`: it comes back when its VM goes on. `moving_to`: it is to be sent there.
+        Raises Impossible, Unknown.
         """
         grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
@@ -112,7 +117,7 @@ class Suspending:
         self._suspended[grant.id] = grant
         self._changed(grant)
         self._ledger.event("grant.suspending", grant.id, why)
-        decisions.suspends.append(self._order(grant))
+        decisions.suspends.append(self._orders.suspend(grant, moving_to))
         return grant
 
     def want_back(self, grant_id: str) -> Grant:
@@ -180,17 +185,27 @@ class Suspending:
 
     # what servers say
 
-    def heard(self, node: str, report: ReportedSuspension, decisions: Decisions) -> None:
-        """A server says how a grant stands; part of a step."""
+    def heard(
+        self,
+        node: str,
+        report: ReportedSuspension,
+        decisions: Decisions,
+        *,
+        first: bool = False,
+    ) -> None:
+        """A server says how a grant stands; part of a step. `first`: as it comes (back)."""
         grant = self._ledger.grants.get(report.grant_id)
         if grant is None or grant.state is not GrantState.LIVE or grant.nodes != {node}:
             return
-        if report.busy:
+        late = self._orders.is_late(grant, report, first=first)
+        if grant.suspension is SuspensionState.NONE:
+            self._learn_move(grant, report)
+        if report.busy or late:
             return  # it says more when that is done
         state = grant.suspension
         if report.suspended:
             if state is SuspensionState.RESUMING and not report.error:
-                decisions.suspends.append(self._resume_order(grant))  # it was lost on its way
+                decisions.suspends.append(self._orders.resume(grant))  # it was lost on its way
                 return
             self._follow(grant, report)
             self._is_out(grant, report)
@@ -198,7 +213,7 @@ class Suspending:
             if report.error:
                 self._not_suspended(grant, report.error)
             else:
-                decisions.suspends.append(self._order(grant))
+                decisions.suspends.append(self._orders.suspend(grant, grant.moving_to))
         else:  # also where it is not known here that it moved, as with a store that is new
             self._follow(grant, report)
             if state is not SuspensionState.NONE:
@@ -216,7 +231,7 @@ class Suspending:
         known = [grant for grant in self._suspended.values() if grant.nodes == {node}]
         silent = [ReportedSuspension(g.id, suspended=False) for g in known if g.id not in named]
         for report in [*reports, *silent]:
-            self.heard(node, report, decisions)
+            self.heard(node, report, decisions, first=True)
 
     def ended(self) -> None:
         """Forgets grants that have ended; before each look at them."""
@@ -225,6 +240,7 @@ class Suspending:
             del self._suspended[grant_id]
             self.fixed.discard(grant_id)
             self._failed.pop(grant_id, None)
+            self._orders.forget(grant_id)
 
     # the queue
 
@@ -266,7 +282,7 @@ class Suspending:
         for.
         """
         place = self._ledger.places.on(grant.id)
-        sized, reserved = self._sized(grant), bool(grant.reservation)
+        sized, reserved = self._sizes.sized(grant), bool(grant.reservation)
         over = over_quota(self._ledger.quotas, grant, sized)
         node = self._fleet.nodes.get(grant.node)
         is_up = node is not None and node.state is NodeState.UP
@@ -332,14 +348,17 @@ class Suspending:
         there = own_gpu(grant).uuid
         where = f" on GPU {there} (it was on {before})" if there != before else " again"
         self._ledger.event("grant.resuming", grant.id, f"there is room for it{where}")
-        decisions.suspends.append(self._resume_order(grant))
+        decisions.suspends.append(self._orders.resume(grant))
 
-    def _resume_order(self, grant: Grant) -> SuspendOrder:
-        """On the GPU that it is booked on, where its node knows how to move it."""
-        node = self._fleet.nodes.get(grant.node)
-        moves = node is not None and node.moves_sessions and not self._places.why_never(grant)
-        there = own_gpu(grant).uuid if moves else ""
-        return SuspendOrder(grant.node, grant.id, resume=True, gpu_uuid=there)
+    def _learn_move(self, grant: Grant, report: ReportedSuspension) -> None:
+        """Where one goes of which nobody here knows that it moves: its place there is booked."""
+        there = report.moving_to if not report.error else ""
+        known = GpuKey(grant.node, there) in self._fleet.gpus and there != own_gpu(grant).uuid
+        grant.moving_to = there if known and not self._places.why_never(grant) else ""
+        if grant.moving_to:
+            self._places.keep(grant, at(self.when_it_runs(grant), there))
+        else:
+            self._ledger.places.drop(grant.id)
 
     def _follow(self, grant: Grant, report: ReportedSuspension) -> None:
         """Books it on the GPU that its server says it is on."""
@@ -396,20 +415,9 @@ class Suspending:
         at = self._failed.get(grant.id)
         return at is not None and self._clock.monotonic() - at < AGAIN_SECONDS
 
-    def _sized(self, grant: Grant) -> tuple[Vgpu, ...]:
-        """Its vGPUs as they are when it runs, with the contexts of the sessions that it has now."""
-        return tuple(
-            replace(now, memory_mib=size.memory_mib, compute_percent=size.compute_percent)
-            for now, size in zip(self._with_contexts(grant), grant.running_vgpus, strict=True)
-        )
-
     def when_it_runs(self, grant: Grant) -> tuple[Vgpu, ...]:
         """Its vGPUs with all that they have then, contexts included."""
-        return self._sized(grant) if grant.running_vgpus else self._with_contexts(grant)
-
-    def _with_contexts(self, grant: Grant) -> tuple[Vgpu, ...]:
-        """Its vGPUs as they are, with all of its contexts on their GPUs."""
-        return self._ledger.charged(grant, self._ledger.sessions.live_of(grant.id))
+        return self._sizes.when_it_runs(grant)
 
     def _keep_place(self, grant: Grant) -> None:
         """Where it is to go is booked, as it is when it runs, while it is on its way."""
@@ -418,11 +426,6 @@ class Suspending:
             self._places.keep(grant, at(self.when_it_runs(grant), grant.moving_to))
         else:
             self._ledger.places.drop(grant.id)
-
-    def _order(self, grant: Grant) -> SuspendOrder:
-        rooms = [self._fleet.capacity.of(key) for key, _ in grant.placed()]
-        promised = any(room is not None and room.kind.promise.is_over for room in rooms)
-        return SuspendOrder(grant.node, grant.id, resume=False, promised=promised)
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""
@@ -440,27 +443,11 @@ class Suspending:
         grant.suspension_note = report.error or grant.suspension_note
         self._suspended[grant.id] = grant
         before, grant.contexts = grant.contexts, report.contexts
-        staying = [*report.staying_mib, *[0] * len(grant.vgpus)]
-        smaller = tuple(
-            replace(now, memory_mib=min(stays, full.memory_mib), compute_percent=0)
-            for now, full, stays in zip(
-                self._with_contexts_that_stay(grant), grant.running_vgpus, staying, strict=False
-            )
-        )
+        smaller = self._sizes.staying(grant, report.staying_mib)
         self._ledger.rebook(grant, smaller)
         if grant.contexts and grant.contexts.are_off and not (before and before.are_off):
             left = sum(vgpu.overhead_mib for vgpu in smaller)
             self._ledger.event("grant.contexts_off", grant.id, f"{left} MiB of its contexts stay")
-
-    def _with_contexts_that_stay(self, grant: Grant) -> tuple[Vgpu, ...]:
-        vgpus = self._with_contexts(grant)
-        if not (grant.contexts and grant.contexts.are_off):
-            return vgpus
-        told = [*grant.contexts.mib, *[MOST_MIB] * len(vgpus)]
-        return tuple(
-            replace(vgpu, overhead_mib=min(vgpu.overhead_mib, mib))
-            for vgpu, mib in zip(vgpus, told, strict=False)
-        )
 
     def _not_suspended(self, grant: Grant, why: str) -> None:
         self._failed[grant.id] = self._clock.monotonic()
@@ -469,7 +456,7 @@ class Suspending:
         self._ledger.event("grant.not_suspended", grant.id, why)
 
     def _runs(self, grant: Grant) -> None:
-        sized = self._sized(grant)
+        sized = self._sizes.sized(grant)
         before = {vgpu.gpu_uuid for vgpu in grant.running_vgpus}
         now = {vgpu.gpu_uuid for vgpu in grant.vgpus}
         moved = before and now != before and f"from GPU {min(before)} to GPU {min(now)}"

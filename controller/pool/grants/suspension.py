@@ -7,7 +7,7 @@ compute; what they have when it runs is `running_vgpus`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sluice.resources.suspended_contexts import ContextPlace, Stays
@@ -58,6 +58,8 @@ class ReportedSuspension:
     busy: bool = False  # an order is being carried out
     contexts: SuspendedContexts | None = None  # of a suspended one; None: an older server's
     gpu_uuids: tuple[str, ...] = ()  # of each vGPU; none: as the grant has them
+    serial: int | None = None  # of the order that it has carried out last; None: an older server's
+    moving_to: str = ""  # the GPU that an order has it go to, as long as it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,5 @@ class SuspendOrder:
     resume: bool
     promised: bool = False  # its GPUs' memory is promised more than once
     gpu_uuid: str = ""  # it is resumed there, in the place of its one GPU; "": where it is
+    serial: int = field(default=0, compare=False)  # above those of the grant's orders before it
+    moving_to: str = field(default="", compare=False)  # of a suspension: where it is to go then
