@@ -70,6 +70,8 @@ class Suspensions:
         self.swapped: set[str] = set()
         #: Told of grants whose memory moved without the arbiter's order (sessions.residency).
         self.on_moved: Callable[[str], None] = lambda grant_id: None
+        #: Of gpus.host_gpus: why a GPU can have no context back now.
+        self.why_closed: Callable[[str], str] = lambda uuid: ""
         #: Whether a grant that is resumed comes in when the arbiter says so.
         self.comes_in_later: Callable[[str], bool] = lambda grant_id: False
         #: Of sessions.turn_pages: a grant comes to a cut within, and stays for, so many seconds.
@@ -125,6 +127,16 @@ class Suspensions:
             return False
         sessions = self._sessions_of(grant_id)
         return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
+
+    def is_off(self, grant_id: str, gpu_uuid: str) -> bool:
+        """Whether nothing of a grant is on a GPU that is its sessions', nor about to be."""
+        sessions = self._sessions_of(grant_id)
+        if not self.is_out(grant_id) or not all(self.contexts.is_off(s) for s in sessions):
+            return False
+        if any(self.memory.staying(grant_id, self.contexts.is_off)):
+            return False  # others have it open
+        going = self._orders.moving_to(grant_id)
+        return not self._is_busy(grant_id) or going not in ("", gpu_uuid)
 
     def may_run(self, grant_id: str) -> bool:
         """Whether it runs, or an order about it is under way, by which it may."""
@@ -319,6 +331,9 @@ class Suspensions:
         if movers := [session for session in sessions if to and gpu_of(session) != to]:
             self._check_move(grant_id, movers, to)
         if self.is_out(grant_id):
+            for gpu in {to or gpu_of(s) for s in sessions if self.contexts.is_off(s)}:
+                if why := self.why_closed(gpu):
+                    raise OrderRefused(f"nothing comes back on GPU {gpu}: {why}")
             await self.contexts.bring_back(sessions, to)
             sessions = await self._ready(grant_id)
         moved = any(self.memory.out_by_gpu(grant_id).values())

@@ -56,11 +56,11 @@ def says(
     **more: Any,
 ) -> Decisions:
     """What a server says of a grant, and where that is."""
+    more.setdefault("staying_mib", (0,) if suspended else ())
     report = ReportedSuspension(
         grant.id,
         suspended=suspended,
         error=error,
-        staying_mib=(0,) if suspended else (),
         contexts=contexts,
         gpu_uuids=(at,),
         **more,

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants import failed_gpus
 from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
@@ -38,6 +39,7 @@ from sluice.controller.pool.model import (
     Vgpu,
     as_it_is,
 )
+from sluice.controller.pool.projects.quotas import Excess
 from sluice.resources.ends import End, EndCause
 from sluice.resources.suspended_contexts import ContextPlace
 
@@ -209,6 +211,7 @@ class Suspending:
                 return
             self._follow(grant, report)
             self._is_out(grant, report)
+            self._end_where_it_failed(grant, decisions)
         elif state is SuspensionState.SUSPENDING:
             if report.error:
                 self._not_suspended(grant, report.error)
@@ -218,6 +221,15 @@ class Suspending:
             self._follow(grant, report)
             if state is not SuspensionState.NONE:
                 self._runs(grant)
+                self._end_where_it_failed(grant, decisions)
+
+    def _end_where_it_failed(self, grant: Grant, decisions: Decisions) -> None:
+        """Something of it is on a GPU that failed while it was on its way there, or thought off."""
+        for key, _ in grant.placed():
+            gpu = self._fleet.gpus.get(key)
+            if gpu and gpu.fault and not failed_gpus.is_elsewhere(grant):
+                failed_gpus.end_on(gpu, grant, self._jobs, decisions)
+                return
 
     def reconcile(
         self, node: str, reports: Sequence[ReportedSuspension], decisions: Decisions
@@ -295,11 +307,18 @@ class Suspending:
             self._ledger.places.drop(grant.id)
         else:
             self._keep_place(grant)
-        note = note_of(grant, over)
-        if note != grant.suspension_note:
+        self.note(grant, over)
+        return [] if reserved or over else [key for key, _ in grant.placed()]
+
+    def note(self, grant: Grant, over: Excess | None = None) -> None:
+        """Says what keeps a suspended grant, where that is its project's quota or its GPU."""
+        gpu = self._fleet.gpus.get(own_gpu(grant))
+        never = self._places.why_never(grant)
+        failed = failed_gpus.why_it_stays(gpu, grant, never) if gpu and gpu.fault else ""
+        note = note_of(grant, over, failed)
+        if grant.suspension is SuspensionState.SUSPENDED and note != grant.suspension_note:
             grant.suspension_note = note
             self._changed(grant)
-        return [] if reserved or over else [key for key, _ in grant.placed()]
 
     def _ways_back(self, grant: Grant, sized: tuple[Vgpu, ...]) -> Iterator[tuple[Vgpu, ...]]:
         """Its vGPUs where there is room for it, best first: as it is wanted, where it is, beside.
