@@ -117,6 +117,21 @@ def test_a_controller_that_is_restarted_keeps_the_place() -> None:
     assert booked(after) == dict.fromkeys(ALL, 0)
 
 
+def test_who_preempts_there_claims_nothing_of_it() -> None:
+    """Others' room is claimed before they have given it back: more is booked then than there is."""
+    bench = joined()
+    bench.pool.limits.set_quota(Quota("p", may_preempt=True))
+    grant = running(bench, memory_mib=3000, compute_percent=10, priority=9)
+    for mib, priority in ((4000, 9), (MIB - CONTEXT, 9), (4000, 0)):
+        running(bench, memory_mib=mib, compute_percent=10, priority=priority)
+    bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
+    bench.ask(memory_mib=3000, priority=5, preempt=True, project="p", wait_seconds=-1)
+    assert booked(bench)["a-gpu2"] == 3500 + 4500 + 3500
+    says(bench, grant, LEAVING, at="a-gpu0")
+    assert booked(bench)["a-gpu2"] == 3500 + 4500 + 3500
+    assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu2")
+
+
 def test_a_drain_sends_no_two_to_the_same_room() -> None:
     bench = joined()
     grants = [running(bench, memory_mib=3500, compute_percent=10) for _ in range(2)]

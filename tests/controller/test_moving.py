@@ -43,11 +43,12 @@ def test_one_that_runs_is_suspended_booked_on_the_other_and_resumed_there() -> N
     there = 6000 + CONTEXT
     assert booked(bench) == {"a-gpu0": CONTEXT, "a-gpu1": 0, "a-gpu2": there}, "from the order on"
     assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu2")
-    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 6000 + CONTEXT}, "before it goes"
+    assert booked(bench) == {"a-gpu0": LEFT, "a-gpu1": 0, "a-gpu2": 6000 + CONTEXT}, "it goes"
     assert grant.suspension is SuspensionState.RESUMING
     says(bench, grant, at="a-gpu2", suspended=False)
     assert (grant.suspension, grant.moving_to) == (SuspensionState.NONE, "")
     assert [vgpu.gpu_uuid for vgpu in grant.vgpus] == ["a-gpu2"]
+    assert booked(bench)["a-gpu0"] == 0, "and now it is gone"
     assert grant.vgpus[0].compute_percent == 50
     assert kinds(bench)[-2:] == ["grant.resumed", "grant.moved"]
 
@@ -132,7 +133,7 @@ def test_a_job_moves_with_the_contexts_of_all_its_processes() -> None:
     off_both = SuspendedContexts(ContextPlace.OFF, mib=(2 * LEFT,), moves_to=ALL[1:])
     says(bench, grant, LEAVING, at="a-gpu0")
     assert says(bench, grant, off_both, at="a-gpu0").suspends == resumed(grant, "a-gpu2")
-    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 3000 + 2 * CONTEXT}
+    assert booked(bench) == {"a-gpu0": 2 * LEFT, "a-gpu1": 0, "a-gpu2": 3000 + 2 * CONTEXT}
     says(bench, grant, at="a-gpu2", suspended=False)
     assert grant.suspension is SuspensionState.NONE
     bench.pool.lifecycle.session_ended("", grant.id, GONE)
@@ -171,18 +172,17 @@ def test_what_its_server_does_not_move_goes_on_where_it_is_with_the_reason(
 
 
 def test_room_that_was_lost_meanwhile_brings_it_back_where_it_was() -> None:
+    """Its VM is paused on the way, and it keeps nobody from its place."""
     bench = joined()
     grant = running(bench, memory_mib=3000, compute_percent=10)
     bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
     says(bench, grant, LEAVING, at="a-gpu0")
-    other = running(bench, memory_mib=MIB - CONTEXT, compute_percent=10)
-    bench.pool._ledger.rebook(
-        other,
-        tuple(
-            type(v)("a-gpu2", v.memory_mib, v.compute_percent, v.overhead_mib) for v in other.vgpus
-        ),
-    )
-    assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu0")
+    bench.pool.lifecycle.guest_standing("a", grant.id, paused=True)
+    for _ in range(2):
+        running(bench, memory_mib=MIB - CONTEXT, compute_percent=10)
+    says(bench, grant, off(*ALL[1:]), at="a-gpu0")
+    decisions = bench.pool.lifecycle.guest_standing("a", grant.id, paused=False)
+    assert decisions.suspends == resumed(grant, "a-gpu0")
     assert "grant.not_moved" in kinds(bench)
 
 

@@ -3,7 +3,8 @@
 
 Owned by bookings.Bookings, beside the grants' own vGPUs; kept and dropped by suspending.Suspending,
 and dropped by the ledger with a grant's end. It promises that a grant has one such place at most,
-booked as if it ran there, so that nobody else is promised that room.
+booked as if it ran there, so that nobody else is promised that room. While it is being restored
+there, and booked there itself, it is what its contexts have left where it was.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ class KeptPlaces:
         if booking := self._booked.pop(grant_id, None):
             self._allocations.unbook(booking)
 
-    def on(self, grant_id: str) -> str:
-        """The GPU on which something is kept for a grant; "": nothing is."""
+    def of(self, grant_id: str) -> tuple[Vgpu, ...]:
+        """What is kept for a grant."""
         booking = self._booked.get(grant_id)
-        return booking.vgpus[0].gpu_uuid if booking else ""
+        return booking.vgpus if booking else ()
+
+    def on(self, grant_id: str) -> str:
+        """The GPU on which that is; "": nothing is."""
+        return next((vgpu.gpu_uuid for vgpu in self.of(grant_id)), "")
 
     def used_of(self, key: GpuKey) -> tuple[int, int]:
         """MiB and percent of a GPU that are kept for grants which are not there yet."""

@@ -70,9 +70,8 @@ class MovePlaces:
             )
         if not capacity.occupancy.admits(vgpus[0].sharing, grant.project, 1):
             return f"sessions run at once on GPU {key} (MPS)"
-        free = self.free_for(grant, key)
-        mib, percent = _taken(vgpus)
-        if mib > free.memory_mib or percent > free.compute_percent:
+        if not self._has_room(grant, key, vgpus):
+            free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
             return (
                 f"GPU {key} has {max(0, free.memory_mib)} MiB and "
                 f"{max(0, free.compute_percent)} % free, and grant {grant.id} has {mib} MiB and "
@@ -87,16 +86,24 @@ class MovePlaces:
             return Resources(capacity.free_mib, capacity.free_percent) if capacity else NOTHING
 
     def keep(self, grant: Grant, vgpus: Vgpus) -> None:
-        """Has the place that it is to go to booked, where there is room; else nothing is kept.
+        """Has the place that it is to go to booked, where there is room; else nothing more is.
 
-        Whether the GPU takes anything at the moment does not matter: its node may be away.
+        Whether the GPU takes anything at the moment does not matter: its node may be away. What it
+        has there already stays its own, also where others have claimed more than there is.
         """
-        free = self.free_for(grant, GpuKey(grant.node, vgpus[0].gpu_uuid))
-        mib, percent = _taken(vgpus)
-        if mib <= free.memory_mib and percent <= free.compute_percent:
-            self._ledger.places.keep(grant, vgpus)
-        else:
-            self._ledger.places.drop(grant.id)
+        places, uuid = self._ledger.places, vgpus[0].gpu_uuid
+        if self._has_room(grant, GpuKey(grant.node, uuid), vgpus):
+            places.keep(grant, vgpus)
+        elif places.on(grant.id) != uuid:
+            places.drop(grant.id)
+
+    def _has_room(self, grant: Grant, key: GpuKey, vgpus: Vgpus) -> bool:
+        free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
+        kept = _taken(self._ledger.places.of(grant.id))
+        has_it = self._ledger.places.on(grant.id) == key.uuid
+        if has_it and mib <= kept[0] and percent <= kept[1]:
+            return True
+        return mib <= free.memory_mib and percent <= free.compute_percent
 
     def among(self, grant: Grant, sized: Vgpus, uuids: Iterable[str] | None = None) -> list[Vgpus]:
         """The vGPUs of a grant on each of these GPUs, or any, that has room; the fullest first."""

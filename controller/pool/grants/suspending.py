@@ -22,6 +22,7 @@ from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
+from sluice.controller.pool.grants.places_on_the_way import PlacesOnTheWay
 from sluice.controller.pool.grants.suspend_orders import SuspendOrders
 from sluice.controller.pool.grants.suspendable import why_never, why_not_now
 from sluice.controller.pool.grants.suspended_sizes import SuspendedSizes
@@ -77,6 +78,7 @@ class Suspending:
         self._places = places
         self._orders = SuspendOrders(fleet, places)
         self._sizes = SuspendedSizes(ledger)
+        self._on_the_way = PlacesOnTheWay(ledger, fleet, jobs, places, self._sizes)
         self.fixed: set[str] = set()  # grants whose servers said that they do not move
 
     def restore(self) -> None:
@@ -154,7 +156,7 @@ class Suspending:
             return
         if paused:
             self._paused.add(grant_id)
-            self._ledger.places.drop(grant_id)  # it stands still for as long as it pleases
+            self._keep_place(grant)  # not any more: it stands still for as long as it pleases
             if grant.with_guest and grant.resumes:  # it is not back yet, and need not be
                 grant.resumes = False
                 self._changed(grant)
@@ -201,7 +203,9 @@ class Suspending:
             return
         late = self._orders.is_late(grant, report, first=first)
         if grant.suspension is SuspensionState.NONE:
-            self._learn_move(grant, report)
+            self._on_the_way.learn(grant, report)
+        elif grant.suspension is SuspensionState.RESUMING and first:
+            self._on_the_way.learn_what_stays(grant, report)
         if report.busy or late:
             return  # it says more when that is done
         state = grant.suspension
@@ -244,6 +248,12 @@ class Suspending:
         silent = [ReportedSuspension(g.id, suspended=False) for g in known if g.id not in named]
         for report in [*reports, *silent]:
             self.heard(node, report, decisions, first=True)
+        for report in reports:  # by now all of them have given back what they do not have there
+            grant = self._ledger.grants.get(report.grant_id)
+            if grant and grant.moving_to and grant.suspension is SuspensionState.NONE:
+                self._on_the_way.learn(grant, report)
+            elif grant and grant.moving_to and grant.id in self._suspended:
+                self._keep_place(grant)
 
     def ended(self) -> None:
         """Forgets grants that have ended; before each look at them."""
@@ -360,24 +370,15 @@ class Suspending:
         self._ledger.event("grant.not_moved", grant.id, why)
 
     def _resume(self, grant: Grant, vgpus: tuple[Vgpu, ...], decisions: Decisions) -> None:
-        before = own_gpu(grant).uuid
+        before, stays = own_gpu(grant).uuid, grant.vgpus
         self._ledger.places.drop(grant.id)  # it is booked there itself
         grant.suspension, grant.moving_to = SuspensionState.RESUMING, ""
         self._ledger.rebook(grant, vgpus)
+        self._on_the_way.leaves(grant, stays)
         there = own_gpu(grant).uuid
         where = f" on GPU {there} (it was on {before})" if there != before else " again"
         self._ledger.event("grant.resuming", grant.id, f"there is room for it{where}")
         decisions.suspends.append(self._orders.resume(grant))
-
-    def _learn_move(self, grant: Grant, report: ReportedSuspension) -> None:
-        """Where one goes of which nobody here knows that it moves: its place there is booked."""
-        there = report.moving_to if not report.error else ""
-        known = GpuKey(grant.node, there) in self._fleet.gpus and there != own_gpu(grant).uuid
-        grant.moving_to = there if known and not self._places.why_never(grant) else ""
-        if grant.moving_to:
-            self._places.keep(grant, at(self.when_it_runs(grant), there))
-        else:
-            self._ledger.places.drop(grant.id)
 
     def _follow(self, grant: Grant, report: ReportedSuspension) -> None:
         """Books it on the GPU that its server says it is on."""
@@ -439,12 +440,8 @@ class Suspending:
         return self._sizes.when_it_runs(grant)
 
     def _keep_place(self, grant: Grant) -> None:
-        """Where it is to go is booked, as it is when it runs, while it is on its way."""
-        comes = grant.resumes and grant.id not in self._paused and not self._jobs.is_ending(grant)
-        if grant.moving_to and comes and grant.suspension is not SuspensionState.RESUMING:
-            self._places.keep(grant, at(self.when_it_runs(grant), grant.moving_to))
-        else:
-            self._ledger.places.drop(grant.id)
+        """Where it is to go is booked, while it is on its way."""
+        self._on_the_way.keep(grant, stands=grant.id in self._paused)
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""
@@ -458,6 +455,8 @@ class Suspending:
         elif report.error:
             self._failed[grant.id] = self._clock.monotonic()
             self._ledger.event("grant.not_resumed", grant.id, report.error)
+        if grant.suspension is SuspensionState.RESUMING:
+            self._ledger.places.drop(grant.id)
         grant.suspension = SuspensionState.SUSPENDED
         grant.suspension_note = report.error or grant.suspension_note
         self._suspended[grant.id] = grant
