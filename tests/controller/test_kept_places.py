@@ -20,9 +20,10 @@ from moving_bench import (
 )
 from pool_bench import PoolBench
 
-from sluice.controller.pool.grants.suspension import SuspensionState
+from sluice.controller.pool.grants.suspension import SuspendedContexts, SuspensionState
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant, Quota
+from sluice.resources.suspended_contexts import ContextPlace, Stays
 
 FULL = 6000 + CONTEXT
 
@@ -56,7 +57,7 @@ def test_it_is_told_otherwise_before_it_has_gone() -> None:
     says(bench, grant, LEAVING, at="a-gpu0")
     bench.pool.lifecycle.move(grant.id, "a-gpu2", "again")
     bench.pool.lifecycle.move(grant.id, "a-gpu1", "no, there")
-    assert booked(bench) == {"a-gpu0": CONTEXT, "a-gpu1": FULL, "a-gpu2": 0}
+    assert booked(bench) == {"a-gpu0": FULL, "a-gpu1": FULL, "a-gpu2": 0}
     assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu1")
 
 
@@ -96,6 +97,22 @@ def test_a_paused_vms_moves_when_it_goes_on_where_there_is_room() -> None:
     assert decisions.suspends == resumed(grant, "a-gpu2")
 
 
+@pytest.mark.parametrize("can", [True, False])
+def test_it_keeps_where_it_was_until_it_is_known_that_it_can_move(can: bool) -> None:
+    """Who waits for that gets it then, and before one that goes on where it was does not."""
+    bench, grant = moving()
+    running(bench, memory_mib=6000, compute_percent=10)
+    waits = bench.ask(memory_mib=6000, compute_percent=10, priority=9, wait_seconds=-1)
+    assert bench.pool.expire().answers == {}
+    says(bench, grant, LEAVING, at="a-gpu0")
+    says(bench, grant, LEAVING, at="a-gpu0")
+    assert booked(bench)["a-gpu0"] == FULL
+    stays = SuspendedContexts(ContextPlace.STAYS, Stays.COMMUNICATOR, mib=(CONTEXT,))
+    decided = says(bench, grant, off(*ALL[1:]) if can else stays, at="a-gpu0")
+    assert decided.suspends == resumed(grant, "a-gpu2" if can else "a-gpu0")
+    assert list(decided.answers) == [waits] * can
+
+
 def test_beyond_its_projects_quota_it_keeps_nobody_from_that_room() -> None:
     bench, grant = moving(project="x")
     says(bench, grant, LEAVING, at="a-gpu0")
@@ -110,7 +127,7 @@ def test_a_controller_that_is_restarted_keeps_the_place() -> None:
     bench, grant = moving()
     says(bench, grant, LEAVING, at="a-gpu0")
     after = bench.restarted(node_timeout_seconds=1e9)
-    assert booked(after) == {"a-gpu0": CONTEXT, "a-gpu1": 0, "a-gpu2": FULL}
+    assert booked(after) == {"a-gpu0": FULL, "a-gpu1": 0, "a-gpu2": FULL}
     own = after.pool.grants[grant.id]
     assert own.moving_to == "a-gpu2"
     after.pool.lifecycle.session_ended("", own.id, GONE)

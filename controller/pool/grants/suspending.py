@@ -214,7 +214,10 @@ class Suspending:
                 decisions.suspends.append(self._orders.resume(grant))  # it was lost on its way
                 return
             self._follow(grant, report)
+            had_its_place = grant.is_undecided
             self._is_out(grant, report)
+            if had_its_place and not grant.is_undecided and self._may_come(grant):
+                self.attempt(grant, set(), decisions)  # it goes there, or on where it was
             self._end_where_it_failed(grant, decisions)
         elif state is SuspensionState.SUSPENDING:
             if report.error:
@@ -257,8 +260,7 @@ class Suspending:
 
     def ended(self) -> None:
         """Forgets grants that have ended; before each look at them."""
-        over = [g for g, grant in self._suspended.items() if grant.state is GrantState.ENDED]
-        for grant_id in over:
+        for grant_id in [g for g, it in self._suspended.items() if it.state is GrantState.ENDED]:
             del self._suspended[grant_id]
             self.fixed.discard(grant_id)
             self._failed.pop(grant_id, None)
@@ -281,11 +283,7 @@ class Suspending:
         now, wall = self._clock.monotonic(), self._clock.wall()
         found = []
         for grant in self._suspended.values():
-            if grant.suspension is not SuspensionState.SUSPENDED or not grant.resumes:
-                continue
-            if self._failed_lately(grant) or self._jobs.is_ending(grant):
-                continue
-            if grant.id in self._paused:
+            if not self._may_come(grant):
                 continue
             since = now - max(0.0, wall - (grant.suspended_since or wall))
             order = (
@@ -431,6 +429,12 @@ class Suspending:
         live = self._ledger.sessions.live_of(grant.id)
         return self.never(grant) or why_not_now(grant, self._fleet.nodes.get(grant.node), live)
 
+    def _may_come(self, grant: Grant) -> bool:
+        """Whether one that is suspended comes back as soon as there is room."""
+        comes = grant.suspension is SuspensionState.SUSPENDED and grant.resumes
+        stands = self._failed_lately(grant) or grant.id in self._paused
+        return comes and not stands and not self._jobs.is_ending(grant)
+
     def _failed_lately(self, grant: Grant) -> bool:
         at = self._failed.get(grant.id)
         return at is not None and self._clock.monotonic() - at < AGAIN_SECONDS
@@ -462,7 +466,7 @@ class Suspending:
         self._suspended[grant.id] = grant
         before, grant.contexts = grant.contexts, report.contexts
         smaller = self._sizes.staying(grant, report.staying_mib)
-        self._ledger.rebook(grant, smaller)
+        self._ledger.rebook(grant, self._sizes.sized(grant) if grant.is_undecided else smaller)
         if grant.contexts and grant.contexts.are_off and not (before and before.are_off):
             left = sum(vgpu.overhead_mib for vgpu in smaller)
             self._ledger.event("grant.contexts_off", grant.id, f"{left} MiB of its contexts stay")

@@ -47,6 +47,15 @@ class SuspendedContexts:
         return self.place is not ContextPlace.UNKNOWN and self.why is not Stays.RESTARTED
 
 
+def is_undecided(
+    state: SuspensionState, moving_to: str, contexts: SuspendedContexts | None
+) -> bool:
+    """Whether a grant is out that is to move, and nobody knows yet whether it can."""
+    place = contexts.place if contexts else None
+    is_out = state is SuspensionState.SUSPENDED and place is ContextPlace.LEAVING
+    return is_out and bool(moving_to)
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedSuspension:
     """What a node says of a grant that it runs."""
