@@ -15,13 +15,18 @@ from moving_bench import (
     joined,
     off,
     resumed,
+    returns,
     running,
     says,
 )
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.grants.suspension import SuspendedContexts, SuspensionState
+from sluice.controller.pool.grants.suspension import (
+    ReportedSuspension,
+    SuspendedContexts,
+    SuspensionState,
+)
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant, Quota
 from sluice.resources.suspended_contexts import ContextPlace, Stays
@@ -115,6 +120,25 @@ def test_it_keeps_where_it_was_until_it_is_known_that_it_can_move(can: bool) -> 
     answer = decided.answers[str(waits)]
     assert isinstance(answer, Granted)
     assert answer.grant.vgpus[0].gpu_uuid == left
+
+
+def test_a_controller_that_is_restarted_meanwhile_has_it_go_on_where_it_was() -> None:
+    bench, grant = moving()
+    other = running(bench, memory_mib=6000, compute_percent=10)
+    says(bench, grant, LEAVING, at="a-gpu0")
+    after = bench.restarted(node_timeout_seconds=1e9)
+    own = after.pool.grants[grant.id]
+    own.contexts = None  # nobody stores them
+    assert booked(after)["a-gpu0"] == FULL
+    wanted = {"memory_mib": 6000, "compute_percent": 10, "priority": 9, "wait_seconds": -1}
+    assert after.ask(request_id="later", **wanted) == "later"
+    stays = SuspendedContexts(ContextPlace.STAYS, Stays.COMMUNICATOR, mib=(CONTEXT,))
+    report = ReportedSuspension(own.id, True, contexts=stays, gpu_uuids=("a-gpu0",))
+    decided = returns(after, report, running=[own, other])
+    assert decided.suspends == resumed(own, "a-gpu0")
+    answer = decided.answers["later"]
+    assert isinstance(answer, Granted)
+    assert answer.grant.vgpus[0].gpu_uuid == "a-gpu2"
 
 
 def test_beyond_its_projects_quota_it_keeps_nobody_from_that_room() -> None:

@@ -12,6 +12,7 @@ from moving_bench import (
     kinds,
     off,
     resumed,
+    returns,
     running,
     says,
 )
@@ -23,7 +24,6 @@ from sluice.controller.pool.grants.suspension import (
     SuspendOrder,
     SuspensionState,
 )
-from sluice.controller.pool.model import Gpu, Node
 from sluice.controller.rpc.messages import suspension_of
 from sluice.resources.suspended_contexts import ContextPlace
 from sluice.rpc import pool_pb2 as rpc
@@ -92,23 +92,15 @@ def test_an_older_servers_reports_are_believed_as_they_come() -> None:
     assert most < 1 << 60, "there are serials above it"
 
 
-def returns(bench: object, *reports: ReportedSuspension, request: str) -> Decisions:
-    """The node comes back, and its sessions run on."""
-    node = Node("a", "10.0.0.1", 9960, "1", 4, swap_mib=10_000, moves_sessions=True)
-    gpus = [Gpu("a", uuid, "M", 8000, context_overhead_mib=CONTEXT) for uuid in ALL]
-    register = bench.pool.membership.register  # type: ignore[attr-defined]
-    return register(node, gpus, [], [request], suspensions=reports)  # type: ignore[no-any-return]
-
-
 def test_an_order_that_was_lost_with_the_stream_or_the_controller_is_given_again() -> None:
     bench = joined()
     grant = running(bench, memory_mib=3000)
     bench.pool.lifecycle.suspend(grant.id, "by a test")
     before = ReportedSuspension(grant.id, suspended=False, gpu_uuids=("a-gpu0",), serial=0)
-    assert only(returns(bench, before, request=grant.request_id)).serial == 2
+    assert only(returns(bench, before, running=[grant])).serial == 2
     after = bench.restarted(node_timeout_seconds=1e9)
     had = ReportedSuspension(grant.id, suspended=False, gpu_uuids=("a-gpu0",), serial=7)
-    assert only(returns(after, had, request=grant.request_id)).serial == 8, "above all before"
+    assert only(returns(after, had, running=[grant])).serial == 8, "above all before"
 
 
 def test_a_controller_that_is_restarted_waits_for_what_is_being_carried_out() -> None:
@@ -119,7 +111,7 @@ def test_a_controller_that_is_restarted_waits_for_what_is_being_carried_out() ->
     busy = ReportedSuspension(
         grant.id, suspended=False, busy=True, gpu_uuids=("a-gpu0",), serial=0, moving_to="a-gpu2"
     )
-    assert returns(after, busy, request=grant.request_id).suspends == []
+    assert returns(after, busy, running=[grant]).suspends == []
     own = after.pool.grants[grant.id]
     says(after, own, LEAVING, at="a-gpu0", serial=1)
     assert says(after, own, off("a-gpu2"), at="a-gpu0", serial=1).suspends == resumed(own, "a-gpu2")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pool_bench import PoolBench
@@ -21,18 +22,30 @@ ALL = ("a-gpu0", "a-gpu1", "a-gpu2")
 LEAVING = SuspendedContexts(ContextPlace.LEAVING, mib=(CONTEXT,))
 
 
-def joined(
-    *, moves: bool = True, models: tuple[str, ...] = ("M",) * 3, **options: Any
-) -> PoolBench:
-    """A pool of that node."""
-    bench = PoolBench(node_timeout_seconds=1e9, **options)
+def node_and_gpus(moves: bool, models: tuple[str, ...]) -> tuple[Node, list[Gpu]]:
+    """As its server says."""
     node = Node("a", "10.0.0.1", 9960, "1", 4, swap_mib=10_000, moves_sessions=moves)
     gpus = [
         Gpu("a", uuid, model, MIB, context_overhead_mib=CONTEXT)
         for uuid, model in zip(ALL, models, strict=True)
     ]
-    bench.pool.membership.register(node, gpus, [], [])
+    return node, gpus
+
+
+def joined(
+    *, moves: bool = True, models: tuple[str, ...] = ("M",) * 3, **options: Any
+) -> PoolBench:
+    """A pool of that node."""
+    bench = PoolBench(node_timeout_seconds=1e9, **options)
+    bench.pool.membership.register(*node_and_gpus(moves, models), [], [])
     return bench
+
+
+def returns(bench: PoolBench, *says: ReportedSuspension, running: Sequence[Grant]) -> Decisions:
+    """Its server comes back, and these run on there."""
+    requests = [grant.request_id for grant in running]
+    there = node_and_gpus(True, ("M",) * 3)
+    return bench.pool.membership.register(*there, [], requests, suspensions=says)
 
 
 def running(bench: PoolBench, **wanted: Any) -> Grant:

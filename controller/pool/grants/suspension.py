@@ -50,10 +50,12 @@ class SuspendedContexts:
 def is_undecided(
     state: SuspensionState, moving_to: str, contexts: SuspendedContexts | None
 ) -> bool:
-    """Whether a grant is out that is to move, and nobody knows yet whether it can."""
-    place = contexts.place if contexts else None
-    is_out = state is SuspensionState.SUSPENDED and place is ContextPlace.LEAVING
-    return is_out and bool(moving_to)
+    """Whether a grant is out that is to move, and nobody knows yet whether it can.
+
+    So it is after a restart, until its node comes and says where its contexts are.
+    """
+    open_yet = contexts is None or contexts.place is ContextPlace.LEAVING
+    return state is SuspensionState.SUSPENDED and bool(moving_to) and open_yet
 
 
 @dataclass(frozen=True, slots=True)
