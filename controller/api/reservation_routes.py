@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
 from sluice.controller.api.authorisation import Operator, Viewer
-from sluice.controller.api.carrying_out import carried_out
+from sluice.controller.api.carrying_out import carried_out, problem_of
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import (
@@ -26,8 +26,10 @@ from sluice.controller.api.problems import (
 from sluice.controller.api.routing import REST
 from sluice.controller.api.schemas import Name, Size, Time, time_of
 from sluice.controller.grant_service import GrantService
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import DEFAULT_PROJECT, OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.pool import Pool
+from sluice.controller.pool.reservations.steps import Outcome
 from sluice.controller.store.store import StoreError
 from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32, Sharing
 
@@ -214,9 +216,16 @@ def _add_changing(routes: APIRouter, grant_service: GrantService) -> None:
         """Holds room for an owner, or lets it wait for room."""
         refuse_in_trouble(grant_service)
         reservation = new_reservation(body)
-        await carried_out(
-            grant_service, lambda: pool.reserving.reserve(reservation, wait=body.wait)
-        )
+        outcomes: list[Outcome] = []
+
+        def decide() -> Decisions:
+            outcome, decisions = pool.reserving.reserve(reservation, wait=body.wait)
+            outcomes.append(outcome)
+            return decisions
+
+        await carried_out(grant_service, decide)
+        if not isinstance(outcomes[0], Reservation):
+            raise problem_of(outcomes[0])
         return reservation_view(pool, reservation)
 
     @routes.patch("/reservations/{name}", tags=["reservations"], responses=CHANGE_PROBLEMS)

@@ -14,7 +14,11 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
-from sluice.controller.pool.grants.suspension import SuspendedContexts, SuspensionState
+from sluice.controller.pool.grants.suspension import (
+    SuspendedContexts,
+    SuspensionState,
+    is_undecided,
+)
 from sluice.controller.pool.states import GpuMode as GpuMode
 from sluice.controller.pool.states import GrantState as GrantState
 from sluice.controller.pool.states import NodeState as NodeState
@@ -235,6 +239,15 @@ class Grant:
     def ordered_end(self) -> End | None:
         """Why it was told to end, also when it has; None where nobody said that it should."""
         return End(self.ending_cause, self.ending) if self.ending else None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is out and to move, and booked as it runs until it is known that it can.
+
+        Where it cannot, it goes on where it was.
+        """
+        runs = any(vgpu.compute_percent for vgpu in self.vgpus)
+        return runs and is_undecided(self.suspension, self.moving_to, self.contexts)
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""

@@ -84,10 +84,15 @@ class PoolView:
         )
 
     def kept(self, key: GpuKey) -> Usage:
-        """What is kept free of it: for reservations' owners, and for requests that preempt."""
+        """What is kept free of it: for reservations' owners, requests that preempt, and moves."""
         undrawn = self._ledger.reservations.undrawn_on(key)
         claimed_mib, claimed_percent = self._scheduler.claims.on_gpu(key)
-        return Usage(undrawn.memory_mib + claimed_mib, undrawn.compute_percent + claimed_percent, 0)
+        moving_mib, moving_percent = self._ledger.places.used_of(key)
+        return Usage(
+            undrawn.memory_mib + claimed_mib + moving_mib,
+            undrawn.compute_percent + claimed_percent + moving_percent,
+            0,
+        )
 
     def promisable_mib(self, gpu: Gpu) -> int:
         """How much of a GPU's memory may be granted, contexts included."""

@@ -34,6 +34,7 @@ from sluice.rpc import pool_pb2 as rpc
 MOST_PERSON = 100
 MOST_WHY = 500
 MOST_NOTE = 500
+MOST_SERIAL = 1 << 53
 MODES = {mode.value for mode in model.Mode}
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
@@ -302,6 +303,8 @@ def suspension_of(message: rpc.GrantSuspension) -> ReportedSuspension:
         busy=message.busy,
         contexts=_contexts_of(message),
         gpu_uuids=tuple(message.gpu_uuids),
+        serial=min(message.serial, MOST_SERIAL) if message.HasField("serial") else None,
+        moving_to=message.moving_to,
     )
 
 

@@ -134,6 +134,8 @@ class ServerLink:
                     request_id=request_id(),
                     promised=order.promised,
                     gpu_uuid=order.gpu_uuid,
+                    serial=order.serial,
+                    moving_to=order.moving_to,
                 )
             )
         )

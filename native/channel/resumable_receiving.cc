@@ -20,13 +20,21 @@ constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write a
 
 }  // namespace
 
-bool ResumableStream::pending() const {
+bool ResumableStream::has_taken_in() const {
   return waiting_in_.load(std::memory_order_acquire) > 0 ||
          bulk_bytes_.load(std::memory_order_acquire) > 0;
 }
 
+// What the connection has taken in is not in its socket any more either: records of TLS that came
+// with the one that was read.
+bool ResumableStream::pending() const {
+  if (has_taken_in()) return true;
+  const Link there = link();
+  return there && there->stream->pending();
+}
+
 bool ResumableStream::readable() const {
-  if (pending()) return true;
+  if (has_taken_in()) return true;
   const Link there = link();
   return !there || there->stream->readable();
 }
@@ -74,7 +82,7 @@ ssize_t ResumableStream::read(const iovec* parts, int count) {
 std::byte* ResumableStream::await_placed(size_t bytes) {
   std::lock_guard reads(read_mutex_);
   const Link there = link();
-  const bool next = there && !over() && reading_ == there && left_ >= bytes && !pending();
+  const bool next = there && !over() && reading_ == there && left_ >= bytes && !has_taken_in();
   return next ? there->stream->await_placed(bytes) : nullptr;
 }
 

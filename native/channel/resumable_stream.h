@@ -133,6 +133,9 @@ class ResumableStream : public Stream {
   using Link = std::shared_ptr<Connection>;
   struct Place;  // where a reader's bytes go
 
+  // Whether something is here that a reader did not want yet.
+  bool has_taken_in() const;
+
   static int64_t now();
   // After a failed read or write: whether the other end was closed, and not the way to it lost.
   static bool was_reset();

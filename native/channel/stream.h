@@ -40,8 +40,7 @@ class Stream {
   virtual bool write_kept(iovec* parts, int count) { return write(parts, count); }
   // A few bytes if there is room for them now; whether they went does not come back.
   virtual void try_write(const void* data, size_t n) = 0;
-  // Whether something came of which poll() on the socket does not tell any more. Asked by the
-  // reader.
+  // Whether something came of which poll() on the socket does not tell any more. Asked by anybody.
   virtual bool pending() const { return false; }
   // Waits until something can be read. Where that is a part of so many bytes, and lies already
   // where it was to be written (rdma_placing.h): there; reading it to that place copies nothing.

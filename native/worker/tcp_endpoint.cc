@@ -76,13 +76,16 @@ class TcpEndpoint : public Endpoint {
       if (!place && h.size > wire::kMaxFrameBytes) return no_room(h.size);
     }
     const Got got = h.size == have ? Got::kFrame : read(out + have, h.size - have);
-    buffered_.store(begin_ < end_ || stream_->pending(), std::memory_order_relaxed);
+    // A resumable one is asked each time: others may take in what comes.
+    buffered_.store(begin_ < end_ || (!resumable_ && stream_->pending()),
+                    std::memory_order_relaxed);
     if (in_bulk_ && over_rdma()) grant_ahead();
     return got;
   }
   bool empty() override {
-    if (unannounced()) return false;
+    if (buffered()) return false;
     if (over_rdma()) return !stream_->readable();
+    if (resumable_ && resumable_->pending()) return false;
     pollfd p{socket(), POLLIN, 0};
     return p.fd >= 0 && poll(&p, 1, 0) <= 0;  // without one somebody has to wait for the next
   }
@@ -117,10 +120,7 @@ class TcpEndpoint : public Endpoint {
     if (const int s = waits_on(); s >= 0) arm(EPOLL_CTL_MOD, s);
     if (const auto end = sleeping ? rdma() : nullptr) channel::rdma_arm(end.get());
   }
-  bool unannounced() override {
-    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed) ||
-           (resumable_ && resumable_->pending());  // taken in by who waited for acknowledgements
-  }
+  bool unannounced() override { return buffered() || (resumable_ && resumable_->pending()); }
   // A client that died with a full connection has bytes in its kernel yet, and its end behind them.
   void read_ahead() override {
     std::unique_lock lock(read_mutex_, std::try_to_lock);
@@ -222,6 +222,9 @@ class TcpEndpoint : public Endpoint {
   bool over_rdma() const override { return over_rdma_.load(std::memory_order_acquire); }
 
  private:
+  bool buffered() const {
+    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
+  }
   Got read(std::byte* to, size_t n) {
     while (n > 0) {
       if (begin_ < end_) {

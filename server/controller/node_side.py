@@ -23,6 +23,7 @@ from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.requests import GuestRequests
 from sluice.server.guests.standing import GuestStandings
 from sluice.server.listeners.data_port import DataPort
+from sluice.server.sessions.given_orders import GivenOrder
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log
 from sluice.server.sessions.open_session import RefusalError
@@ -148,12 +149,10 @@ class NodeSide:
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
         await self._parts.lifecycle.resize_grant(grant_id, vgpus)
 
-    def suspend_grant(
-        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
-    ) -> None:
+    def suspend_grant(self, order: rpc.SuspendGrant) -> None:
         """Suspends what runs for a grant, or resumes it; a report says what came of it."""
-        suspensions = self._parts.lifecycle.suspensions
-        suspensions.begin(grant_id, suspend=not resume, promised=promised, to=to)
+        given = GivenOrder.read(order)
+        self._parts.lifecycle.suspensions.begin(order.grant_id, given)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""

@@ -51,13 +51,8 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         ...
 
-    def suspend_grant(
-        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
-    ) -> None:
-        """Suspends what runs for a grant, or resumes it; a report says what came of it.
-
-        `to`: on this GPU, in the place of its one.
-        """
+    def suspend_grant(self, order: rpc.SuspendGrant) -> None:
+        """Suspends what runs for a grant, or resumes it; a report says what came of it."""
         ...
 
     async def hand_over(self, order: rpc.HandOver) -> None:
@@ -163,12 +158,7 @@ class Orders:
             case "suspend_grant":
                 suspend = order.suspend_grant
                 with bound(request_id=suspend.request_id, grant_id=suspend.grant_id):
-                    self._side.suspend_grant(
-                        suspend.grant_id,
-                        resume=suspend.resume,
-                        promised=suspend.promised,
-                        to=suspend.gpu_uuid,
-                    )
+                    self._side.suspend_grant(suspend)
             case "hand_over":
                 handover = rpc.HandOver()
                 handover.CopyFrom(order.hand_over)

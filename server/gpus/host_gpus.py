@@ -2,7 +2,7 @@
 """This host's GPUs in the pool: found at start, kept warm while fit, their sessions told of faults.
 
 Made by service. It is the Ward of its GpuHealth: a card that fails is reported first, and its
-sessions end after that.
+sessions end after that, but for those all of which is in the host's memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
 from sluice.server.gpus.acceptance import Acceptance
 from sluice.server.gpus.discovery import Driver, LocalGpu, describe_gpus
-from sluice.server.gpus.health import Condition, GpuHealth, driver_version
+from sluice.server.gpus.health import CHECKING, Condition, GpuHealth, driver_version
 from sluice.server.gpus.nvml_watch import NvmlWatch, nvml_beside
 from sluice.server.gpus.records import GpuRecords
 from sluice.server.sessions.lifecycle import SessionLifecycle
@@ -48,6 +48,8 @@ class HostGpus:
         self._workers = workers
         self._controller = controller
         self._lifecycle = lifecycle
+        self._suspensions = lifecycle.suspensions
+        self._suspensions.why_closed = self._why_closed
         self.gpus: list[LocalGpu] = []
         self.health = self._make_health(libraries)
 
@@ -111,11 +113,22 @@ class HostGpus:
             cause, _, _ = now.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {uuid} has failed: {cause}")
             for session in self._lifecycle.on_gpu(uuid):
-                self._lifecycle.end(session, why)
+                if self._suspensions.is_off(session.grant_id, uuid):
+                    session.log.write(f"{why.text}; nothing of it is there", logging.WARNING)
+                else:
+                    self._lifecycle.end(session, why)
 
     def sessions_on(self, uuid: str) -> int:
-        """How many sessions use a GPU."""
-        return len(self._lifecycle.on_gpu(uuid))
+        """How many sessions have something on a GPU."""
+        sessions = self._lifecycle.on_gpu(uuid)
+        return sum(not self._suspensions.is_off(each.grant_id, uuid) for each in sessions)
+
+    def _why_closed(self, uuid: str) -> str:
+        """Why nothing may come back on a GPU now; "": it may."""
+        now = self.health.condition(uuid)
+        if now.fault:
+            return f"it has failed: {now.fault}"
+        return now.held if now.held == CHECKING else ""
 
     def note_on_sessions(self, uuid: str, text: str) -> None:
         """Tells in the logs of a GPU's sessions what happened on it."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
@@ -22,7 +21,9 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.suspended_contexts import ContextPlace, words
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.common_stop import CommonStop
 from sluice.server.sessions.contexts import Contexts
+from sluice.server.sessions.given_orders import GivenOrder, GivenOrders
 from sluice.server.sessions.kept_memory import KeptMemory
 from sluice.server.sessions.moved_memory import MovedMemory
 from sluice.server.sessions.moving import NONE_MOVES, MoveRules, Moves, gpu_of
@@ -55,7 +56,6 @@ class Suspensions:
         self._grant_ids: dict[str, str] = {}  # by session
         self._report = report
         self.swap = swap
-        self._drain_seconds = drain_seconds
         self._standing: dict[str, Standing] = {}
         self.memory = MovedMemory(sessions_of, self._standing)
         self.contexts = contexts
@@ -70,11 +70,19 @@ class Suspensions:
         self.swapped: set[str] = set()
         #: Told of grants whose memory moved without the arbiter's order (sessions.residency).
         self.on_moved: Callable[[str], None] = lambda grant_id: None
+        #: Of gpus.host_gpus: why a GPU can have no context back now.
+        self.why_closed: Callable[[str], str] = lambda uuid: ""
         #: Whether a grant that is resumed comes in when the arbiter says so.
         self.comes_in_later: Callable[[str], bool] = lambda grant_id: False
         #: Of sessions.turn_pages: a grant comes to a cut within, and stays for, so many seconds.
         self.hold: Callable[[str, float, float], Awaitable[bool]] = _hold_nothing
         self.go_on: Callable[[str], None] = lambda grant_id: None
+        self._stops = CommonStop(
+            *(self._steps, self._of, drain_seconds),
+            hold=lambda *how: self.hold(*how),
+            go_on=lambda grant_id: self.go_on(grant_id),
+        )
+        self._orders = GivenOrders()
         self._tasks: set[asyncio.Task[None]] = set()
         self._completing: set[str] = set()  # grants that are out in part
 
@@ -109,6 +117,7 @@ class Suspensions:
         if session.grant_id not in self._grant_ids.values():
             self.swapped.discard(session.grant_id)
             self._locks.pop(session.grant_id, None)
+            self._orders.keep(self._grant_ids.values())
 
     # what there is
 
@@ -119,9 +128,22 @@ class Suspensions:
         sessions = self._sessions_of(grant_id)
         return bool(sessions) and all(self._of(s).state == OUT for s in sessions)
 
+    def is_off(self, grant_id: str, gpu_uuid: str) -> bool:
+        """Whether nothing of a grant is on a GPU that is its sessions', nor about to be."""
+        sessions = self._sessions_of(grant_id)
+        if not self.is_out(grant_id) or not all(self.contexts.is_off(s) for s in sessions):
+            return False
+        if any(self.memory.staying(grant_id, self.contexts.is_off)):
+            return False  # others have it open
+        going = self._orders.moving_to(grant_id)
+        return not self._is_busy(grant_id) or going not in ("", gpu_uuid)
+
     def may_run(self, grant_id: str) -> bool:
         """Whether it runs, or an order about it is under way, by which it may."""
-        return not self.is_out(grant_id) or grant_id in self._busy
+        return not self.is_out(grant_id) or self._is_busy(grant_id)
+
+    def _is_busy(self, grant_id: str) -> bool:
+        return grant_id in self._busy or self._orders.is_busy(grant_id)
 
     def _is_in_part(self, grant_id: str) -> bool:
         """Whether some of it is suspended and some runs: a server ended between two, or a step."""
@@ -130,9 +152,9 @@ class Suspensions:
         return grant_id not in self.swapped and states == {OUT, RUNNING}
 
     def messages(self) -> list[rpc.GrantSuspension]:
-        """Of the grants that do not simply run."""
+        """Of the grants that do not simply run, or of which an order was carried out."""
         found = [self.message(grant_id) for grant_id in sorted({*self._grant_ids.values()})]
-        return [each for each in found if each.busy or each.state != RUNNING]
+        return [each for each in found if each.busy or each.serial or each.state != RUNNING]
 
     def message(self, grant_id: str, error: str = "") -> rpc.GrantSuspension:
         """How a grant stands, for the controller."""
@@ -146,7 +168,7 @@ class Suspensions:
             state=state,
             error=error,
             staying_mib=self.memory.staying(grant_id, self.contexts.is_off) if out else [],
-            busy=grant_id in self._busy,
+            busy=self._is_busy(grant_id),
             context=place.where if out else "",
             context_why=place.why if out else "",
             context_note=place.note if out else "",
@@ -154,6 +176,8 @@ class Suspensions:
             gpu_uuids=self._gpus_of(sessions),
             moves_to=moves.gpus,
             moves_not=moves.why_not,
+            serial=self._orders.done_of(grant_id),
+            moving_to=self._orders.moving_to(grant_id),
         )
 
     def _gpus_of(self, sessions: Sequence[Session]) -> list[str]:
@@ -171,13 +195,17 @@ class Suspensions:
 
     # orders
 
-    def begin(self, grant_id: str, *, suspend: bool, promised: bool = False, to: str = "") -> None:
-        """Suspends or resumes what runs for a grant; a report says what came of it.
+    def begin(self, grant_id: str, order: GivenOrder) -> None:
+        """Suspends or resumes what runs for a grant; a report says what came of it."""
+        if self._orders.is_done(grant_id, order):
+            self._report(rpc.NodeReport(grant_suspension=self.message(grant_id)))
+        elif self._orders.put(grant_id, order):
+            self._run(self._carry_out_orders(grant_id))
 
-        `promised`: its GPUs' memory is promised more than once, so that its contexts stay there.
-        `to`: it is resumed on this GPU, in the place of its own.
-        """
-        self._run(self._carry_out(grant_id, suspend=suspend, promised=promised, to=to))
+    async def _carry_out_orders(self, grant_id: str) -> None:
+        while order := self._orders.take(grant_id):
+            await self._carry_out(grant_id, order)
+        self._orders.keep(self._grant_ids.values())
 
     async def find_contexts(self) -> None:
         """The GPUs are known: where contexts are that an earlier server had leave is found out.
@@ -220,22 +248,21 @@ class Suspensions:
     async def _bring_the_rest(self, grant_id: str) -> None:
         try:
             while self._is_in_part(grant_id):
-                await self._carry_out(grant_id, suspend=False, promised=None, to="")
+                await self._carry_out(grant_id, None)
                 if self._is_in_part(grant_id):
                     await asyncio.sleep(AGAIN_SECONDS)
         finally:
             self._completing.discard(grant_id)
 
-    async def _carry_out(
-        self, grant_id: str, *, suspend: bool, promised: bool | None, to: str
-    ) -> None:
-        """`promised`: None where nobody has said whether it is, and its contexts stay."""
-        if grant_id in self._busy:
-            return  # its report comes; an order that does not fit it is given again
-        error = ""
+    async def _carry_out(self, grant_id: str, order: GivenOrder | None) -> None:
+        """`order`: None where nobody gave one; all of it goes on, or its contexts stay."""
+        if grant_id in self._busy and order is None:
+            return
+        error, suspend = "", order is not None and order.suspend
         self._busy.add(grant_id)
         try:
             async with self.lock(grant_id):
+                to = order.to if order else ""
                 await (self.suspend(grant_id) if suspend else self.resume(grant_id, to))
         except OrderRefused as refused:
             error = str(refused)
@@ -244,14 +271,16 @@ class Suspensions:
             error = f"its server failed: {problem}"
         finally:
             self._busy.discard(grant_id)
-        if promised is None and self.is_out(grant_id):
+        if order:
+            self._orders.finish(grant_id, order, refused=bool(error))
+        elif self.is_out(grant_id):
             for session in self._sessions_of(grant_id):
                 self.contexts.adopt(session)
         if error:
             self.on_moved(grant_id)
         self._report(rpc.NodeReport(grant_suspension=self.message(grant_id, error)))
-        if self.is_out(grant_id) and promised is not None:
-            await self._take_off(grant_id, promised=promised)
+        if order and self.is_out(grant_id) and not self._orders.is_busy(grant_id):
+            await self._take_off(grant_id, promised=order.promised)
         self._complete(grant_id)
 
     def lock(self, grant_id: str) -> asyncio.Lock:
@@ -288,7 +317,7 @@ class Suspensions:
             )
 
     async def _move_all_out(self, grant_id: str, sessions: Sequence[Session]) -> None:
-        await self._stop_all(grant_id, sessions)
+        await self._stops.stop(grant_id, sessions)
         await for_all(sessions, self._steps.plan_all)
         await self.kept.book(sessions)
         await for_all(sessions, self._steps.move_out)
@@ -302,6 +331,9 @@ class Suspensions:
         if movers := [session for session in sessions if to and gpu_of(session) != to]:
             self._check_move(grant_id, movers, to)
         if self.is_out(grant_id):
+            for gpu in {to or gpu_of(s) for s in sessions if self.contexts.is_off(s)}:
+                if why := self.why_closed(gpu):
+                    raise OrderRefused(f"nothing comes back on GPU {gpu}: {why}")
             await self.contexts.bring_back(sessions, to)
             sessions = await self._ready(grant_id)
         moved = any(self.memory.out_by_gpu(grant_id).values())
@@ -365,7 +397,7 @@ class Suspensions:
         self.swapped.add(grant_id)
         left = Counter(wanted)
         try:
-            await self._stop_all(grant_id, sessions)
+            await self._stops.stop(grant_id, sessions)
             for session in sessions:
                 await self._swap_out(session, left)
             if not any(self.memory.out_by_gpu(grant_id).values()):
@@ -396,43 +428,6 @@ class Suspensions:
             self.swapped.discard(grant_id)
         elif self.is_out(grant_id):
             raise OrderRefused(f"grant {grant_id} is suspended, and comes in when it is resumed")
-
-    # steps of a session
-
-    async def _stop_all(self, grant_id: str, sessions: Sequence[Session]) -> None:
-        """All of them; those of a job at one cut, as they wait for each other in collectives.
-
-        Lagging ranks go on until nothing waits for a peer, none passes its gate any more, and then
-        each is stopped. Raises OrderRefused.
-        """
-        running = [s for s in sessions if self._of(s).state not in (STOPPED, OUT)]
-        job = len(sessions) > 1 or any(len(s.places) > 1 for s in sessions)
-        if not job or not running:
-            return await for_all(sessions, self._steps.stop)
-        try:
-            if not await self._stop_at_cut(grant_id, running):
-                # somebody had begun more just then: once more
-                stopped = [s for s in running if self._of(s).state == STOPPED]
-                await for_all(stopped, self._steps.wake)
-                await self._stop_at_cut(grant_id, running, again=False)
-        finally:
-            self.go_on(grant_id)  # who was stopped begins nothing with it
-
-    async def _stop_at_cut(
-        self, grant_id: str, sessions: Sequence[Session], *, again: bool = True
-    ) -> bool:
-        """False: they did not stop although they had come to their cut, and it is tried again."""
-        began, seconds = time.monotonic(), self._drain_seconds
-        still = await self.hold(grant_id, seconds, 2 * seconds + ANSWER_SECONDS)
-        for session in sessions:
-            self._of(session).note("cut" if still else "no cut", time.monotonic() - began, "")
-        try:
-            await for_all(sessions, self._steps.stop)
-        except OrderRefused:
-            if not (still and again):
-                raise
-            return False
-        return True
 
     # within
 
@@ -477,7 +472,7 @@ class Suspensions:
         self.on_moved(session.grant_id)
         if session.grant_id in self.swapped:
             return
-        if session.grant_id not in self._busy:
+        if not self._is_busy(session.grant_id):
             told = self.message(session.grant_id, message.get("message"))
             self._report(rpc.NodeReport(grant_suspension=told))
             self._complete(session.grant_id)

@@ -21,6 +21,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, LocalGrant
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.controller.tls import ControllerCredentials
+from sluice.server.sessions.given_orders import GivenOrder, GivenOrders
 from sluice.server.sessions.open_session import RefusalError
 
 from .account import Account
@@ -95,7 +96,7 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self._swap_mib = swap_mib
-        self._moving: set[str] = set()  # grants
+        self._orders = GivenOrders()  # about suspension
         self._moves: set[asyncio.Task[None]] = set()
         self._address = address
         self._port = 0
@@ -282,7 +283,8 @@ class SimulatedNode:
             suspensions=[
                 self._standing(worker)
                 for worker in self.workers.values()
-                if worker.staying is not None or worker.grant in self._moving
+                if worker.staying is not None or self._orders.is_busy(worker.grant)
+                or self._orders.done_of(worker.grant)
             ],
         )  # fmt: skip
 
@@ -315,20 +317,24 @@ class SimulatedNode:
         await asyncio.sleep(self._random.uniform(0, DYING_MOST_SECONDS))
         self._end(worker, "ordered", why)
 
-    def suspend_grant(
-        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
-    ) -> None:
+    def suspend_grant(self, order: rpc.SuspendGrant) -> None:
         """Its memory moves for a moment; without host memory, and now and then, it does not."""
-        if grant_id in self._moving:
-            return  # what comes of that is reported
-        self._moving.add(grant_id)
-        task = asyncio.create_task(self._move(grant_id, resume=resume))
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
+        given = GivenOrder.read(order)
+        if self._orders.is_done(order.grant_id, given):
+            raise AssertionError(f"given twice: {order}")
+        if self._orders.put(order.grant_id, given):
+            task = asyncio.create_task(self._carry_out(order.grant_id))
+            self._moves.add(task)
+            task.add_done_callback(self._moves.discard)
 
-    async def _move(self, grant_id: str, *, resume: bool) -> None:
+    async def _carry_out(self, grant_id: str) -> None:
+        while order := self._orders.take(grant_id):
+            await self._move(grant_id, order)
+        self._orders.keep(w.grant for w in self.workers.values())
+
+    async def _move(self, grant_id: str, order: GivenOrder) -> None:
         await asyncio.sleep(self._random.uniform(0, MOVING_MOST_SECONDS))
-        self._moving.discard(grant_id)
+        resume = not order.suspend
         worker = next((w for w in self.workers.values() if w.grant == grant_id), None)
         error = ""
         if worker is None:
@@ -347,10 +353,13 @@ class SimulatedNode:
             else:
                 worker.staying = [self._random.choice(STAYING_MIB) for _ in worker.vgpus]
                 self.account.write("suspend", grant=grant_id, staying=worker.staying)
+        self._orders.finish(grant_id, order, refused=bool(error))
         standing = (
             self._standing(worker, error)
             if worker
-            else rpc.GrantSuspension(grant_id=grant_id, state="running", error=error)
+            else rpc.GrantSuspension(
+                grant_id=grant_id, state="running", error=error, serial=order.serial
+            )
         )
         self.link.report(rpc.NodeReport(grant_suspension=standing))
 
@@ -358,7 +367,7 @@ class SimulatedNode:
         return rpc.GrantSuspension(
             grant_id=worker.grant, error=error, staying_mib=worker.staying or (),
             state="running" if worker.staying is None else "suspended",
-            busy=worker.grant in self._moving,
+            busy=self._orders.is_busy(worker.grant), serial=self._orders.done_of(worker.grant),
         )  # fmt: skip
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
@@ -373,7 +382,7 @@ class SimulatedNode:
         workers = [w for w in self.workers.values() if w.grant == grant_id]
         if not workers:
             raise OrderRefused("no session of it is open here")
-        if any(w.staying is not None or w.grant in self._moving for w in workers):
+        if any(w.staying is not None or self._orders.is_busy(w.grant) for w in workers):
             raise OrderRefused("it is suspended, or on its way")
         for worker in workers:
             if [v["memory_mib"] for v in worker.vgpus] != [v["memory_mib"] for v in changed]:

@@ -116,8 +116,7 @@ class Churn:
         reservation = Reservation(
             f"v{self.reserved}", OwnerKind.PROJECT, "a", "a", 1, 1000, 10, 0, "", 1.0
         )
-        with contextlib.suppress(Impossible):
-            self.pool.reserving.reserve(reservation, wait=self.random.random() < 0.5)
+        self.pool.reserving.reserve(reservation, wait=self.random.random() < 0.5)
 
     def end_reservation(self) -> None:
         there = [

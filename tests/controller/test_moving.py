@@ -3,87 +3,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from ends import GONE
+from moving_bench import (
+    ALL,
+    CONTEXT,
+    LEAVING,
+    LEFT,
+    MIB,
+    booked,
+    joined,
+    kinds,
+    off,
+    resumed,
+    running,
+    says,
+)
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.grants.suspension import (
-    ReportedSuspension,
     SuspendedContexts,
     SuspendOrder,
     SuspensionState,
 )
 from sluice.controller.pool.impossible import Impossible, Over
-from sluice.controller.pool.model import Event, Gpu, GpuKey, GpuMode, Grant, Node, Sharing
+from sluice.controller.pool.model import Gpu, GpuKey, GpuMode, Node, Sharing
 from sluice.controller.rpc.messages import suspension_of
 from sluice.resources.suspended_contexts import ContextPlace, Stays
 from sluice.rpc import pool_pb2 as rpc
-
-MIB, CONTEXT, LEFT = 8000, 500, 4
-ALL = ("a-gpu0", "a-gpu1", "a-gpu2")
-LEAVING = SuspendedContexts(ContextPlace.LEAVING, mib=(CONTEXT,))
-
-
-def joined(
-    *, moves: bool = True, models: tuple[str, ...] = ("M",) * 3, **options: Any
-) -> PoolBench:
-    """A pool of one node with three GPUs."""
-    bench = PoolBench(node_timeout_seconds=1e9, **options)
-    node = Node("a", "10.0.0.1", 9960, "1", 4, swap_mib=10_000, moves_sessions=moves)
-    gpus = [
-        Gpu("a", uuid, model, MIB, context_overhead_mib=CONTEXT)
-        for uuid, model in zip(ALL, models, strict=True)
-    ]
-    bench.pool.membership.register(node, gpus, [], [])
-    return bench
-
-
-def running(bench: PoolBench, **wanted: Any) -> Grant:
-    granted = bench.granted(**wanted)
-    bench.pool.lifecycle.session_started(granted.session.id, 7, "shm")
-    return granted.grant
-
-
-def off(*moves_to: str, why: str = "") -> SuspendedContexts:
-    return SuspendedContexts(ContextPlace.OFF, mib=(LEFT,), moves_to=moves_to, moves_not=why)
-
-
-def says(
-    bench: PoolBench,
-    grant: Grant,
-    contexts: SuspendedContexts | None = None,
-    *,
-    at: str,
-    suspended: bool = True,
-    error: str = "",
-) -> Decisions:
-    """What a server says of a grant, and where that is."""
-    report = ReportedSuspension(
-        grant.id,
-        suspended=suspended,
-        error=error,
-        staying_mib=(0,) if suspended else (),
-        contexts=contexts,
-        gpu_uuids=(at,),
-    )
-    return bench.pool.lifecycle.suspension("a", report)
-
-
-def booked(bench: PoolBench) -> dict[str, int]:
-    """MiB of each GPU."""
-    usage = bench.pool._ledger.allocations.usage
-    return {uuid: usage(GpuKey("a", uuid)).memory_mib for uuid in ALL}
-
-
-def resumed(grant: Grant, uuid: str) -> list[SuspendOrder]:
-    return [SuspendOrder("a", grant.id, resume=True, gpu_uuid=uuid)]
-
-
-def kinds(bench: PoolBench) -> list[str]:
-    return [c.kind for c in bench.pool.take_changes() if isinstance(c, Event)]
 
 
 def test_one_that_runs_is_suspended_booked_on_the_other_and_resumed_there() -> None:
@@ -92,13 +40,15 @@ def test_one_that_runs_is_suspended_booked_on_the_other_and_resumed_there() -> N
     decisions = bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
     assert decisions.suspends == [SuspendOrder("a", grant.id, resume=False)]
     assert says(bench, grant, LEAVING, at="a-gpu0").suspends == [], "its context is there yet"
-    assert booked(bench) == {"a-gpu0": CONTEXT, "a-gpu1": 0, "a-gpu2": 0}
+    there = 6000 + CONTEXT
+    assert booked(bench) == {"a-gpu0": there, "a-gpu1": 0, "a-gpu2": there}, "until it is decided"
     assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu2")
-    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 6000 + CONTEXT}, "before it goes"
+    assert booked(bench) == {"a-gpu0": LEFT, "a-gpu1": 0, "a-gpu2": 6000 + CONTEXT}, "it goes"
     assert grant.suspension is SuspensionState.RESUMING
     says(bench, grant, at="a-gpu2", suspended=False)
     assert (grant.suspension, grant.moving_to) == (SuspensionState.NONE, "")
     assert [vgpu.gpu_uuid for vgpu in grant.vgpus] == ["a-gpu2"]
+    assert booked(bench)["a-gpu0"] == 0, "and now it is gone"
     assert grant.vgpus[0].compute_percent == 50
     assert kinds(bench)[-2:] == ["grant.resumed", "grant.moved"]
 
@@ -183,7 +133,7 @@ def test_a_job_moves_with_the_contexts_of_all_its_processes() -> None:
     off_both = SuspendedContexts(ContextPlace.OFF, mib=(2 * LEFT,), moves_to=ALL[1:])
     says(bench, grant, LEAVING, at="a-gpu0")
     assert says(bench, grant, off_both, at="a-gpu0").suspends == resumed(grant, "a-gpu2")
-    assert booked(bench) == {"a-gpu0": 0, "a-gpu1": 0, "a-gpu2": 3000 + 2 * CONTEXT}
+    assert booked(bench) == {"a-gpu0": 2 * LEFT, "a-gpu1": 0, "a-gpu2": 3000 + 2 * CONTEXT}
     says(bench, grant, at="a-gpu2", suspended=False)
     assert grant.suspension is SuspensionState.NONE
     bench.pool.lifecycle.session_ended("", grant.id, GONE)
@@ -222,18 +172,17 @@ def test_what_its_server_does_not_move_goes_on_where_it_is_with_the_reason(
 
 
 def test_room_that_was_lost_meanwhile_brings_it_back_where_it_was() -> None:
+    """Its VM is paused on the way, and it keeps nobody from its place."""
     bench = joined()
     grant = running(bench, memory_mib=3000, compute_percent=10)
     bench.pool.lifecycle.move(grant.id, "a-gpu2", "by a test")
     says(bench, grant, LEAVING, at="a-gpu0")
-    other = running(bench, memory_mib=MIB - CONTEXT, compute_percent=10)
-    bench.pool._ledger.rebook(
-        other,
-        tuple(
-            type(v)("a-gpu2", v.memory_mib, v.compute_percent, v.overhead_mib) for v in other.vgpus
-        ),
-    )
-    assert says(bench, grant, off(*ALL[1:]), at="a-gpu0").suspends == resumed(grant, "a-gpu0")
+    bench.pool.lifecycle.guest_standing("a", grant.id, paused=True)
+    for mib in (4000, 4000, MIB - CONTEXT):
+        running(bench, memory_mib=mib, compute_percent=10)
+    says(bench, grant, off(*ALL[1:]), at="a-gpu0")
+    decisions = bench.pool.lifecycle.guest_standing("a", grant.id, paused=False)
+    assert decisions.suspends == resumed(grant, "a-gpu0")
     assert "grant.not_moved" in kinds(bench)
 
 

@@ -12,7 +12,7 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
-from sluice.controller.pool.model import Event, OwnerKind, Reservation, ReservationState
+from sluice.controller.pool.model import Event, OwnerKind, Quota, Reservation, ReservationState
 from sluice.controller.pool.reservations.steps import Create, End, Outcome, ReservationStep, Resize
 
 
@@ -145,11 +145,8 @@ def test_reservations_made_in_one_go_are_those_made_in_turn(drawn: Drawn) -> Non
     apart = []
     for step in steps_of(drawn):
         assert isinstance(step, Create)
-        try:
-            one.pool.reserving.reserve(step.reservation, wait=step.wait)
-            apart.append(step.reservation.id)
-        except Impossible as error:
-            apart.append(str(error))
+        outcome, _ = one.pool.reserving.reserve(step.reservation, wait=step.wait)
+        apart.append(outcome.id if isinstance(outcome, Reservation) else str(outcome))
     together = taken(many, *steps_of(drawn))
     assert [each.id if isinstance(each, Reservation) else str(each) for each in together] == apart
     assert many.pool.reservations == one.pool.reservations
@@ -200,3 +197,17 @@ def test_afterwards_the_books_are_right_and_nobody_waits_in_vain(drawn: Drawn) -
 
 def waiting(bench: PoolBench) -> list[str]:
     return [entry.request.request_id for entry in bench.pool.queue]
+
+
+def test_what_others_are_given_is_told_also_where_a_reservation_finds_no_room() -> None:
+    """A request that preempts has its claim settled in the next step, whatever that is."""
+    bench = PoolBench()
+    bench.node("a", 8000)
+    bench.pool.limits.set_quota(Quota("p", may_preempt=True))
+    bench.granted(memory_mib=4000, compute_percent=10, priority=9)
+    bench.ask(memory_mib=8000, priority=9, wait_seconds=-1)  # it would have what is free, too
+    waits = bench.ask(memory_mib=1000, preempt=True, priority=1, project="p", wait_seconds=-1)
+    assert isinstance(waits, str)
+    outcome, decisions = bench.pool.reserving.reserve(record("r", 8000), wait=False)
+    assert isinstance(outcome, Impossible)
+    assert isinstance(decisions.answers[waits], Granted)

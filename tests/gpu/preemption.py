@@ -32,7 +32,7 @@ from control_plane import ControlPlane, running  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import find_driver  # noqa: E402
 from suspended_node import GIB, wait_until_ready, wrong  # noqa: E402
-from two_servers import gpus  # noqa: E402
+from two_servers import gpus, on_cards  # noqa: E402
 
 from sluice.config.native_files import find_native  # noqa: E402
 
@@ -127,10 +127,8 @@ def main() -> int:
         Bench("preemption", Path(name)) as bench,
         running(
             Path(name),
-            server={"driver": find_driver(), "visible_devices": gpus()[0]},
-            health={"gpu_acceptance": "off", "watch": "false"},
             suspend={"swap_mib": 2 * ready, "ready_mib": ready},
-            environment={"PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'site'}"},
+            **on_cards(gpus()[:1]),
         ) as plane,
     ):
         Path(name).chmod(0o755)

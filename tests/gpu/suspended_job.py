@@ -274,8 +274,7 @@ def main() -> int:
     from checkpoint_bench import Failed
     from control_plane import running
     from measurements import write_measured
-    from run import find_driver
-    from two_servers import gpus
+    from two_servers import gpus, on_cards
 
     if len(gpus()) < RANKS:
         print("skipped: this machine shows no two NVIDIA GPUs")
@@ -286,10 +285,8 @@ def main() -> int:
         folder.chmod(0o755)
         with running(
             folder,
-            server={"driver": find_driver(), "visible_devices": ",".join(gpus()[:RANKS])},
-            health={"gpu_acceptance": "off", "watch": "false"},
             suspend={"swap_mib": SWAP_MIB, "ready_mib": READY_MIB},
-            environment={"PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'site'}"},
+            **on_cards(gpus()[:RANKS]),
         ) as plane:
             try:
                 kept = measure(Jobs(plane, folder), options.rounds, options.clock_seconds)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers of one pool on this host, a GPU each: what node_copies.py and node_ddp.py run on."""
+"""Two servers of one pool on this host, a GPU each: what node_copies.py and node_ddp.py run on.
+
+Also how a server gets this machine's cards, for preemption.py and suspended_job.py.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -32,30 +36,33 @@ def gpus() -> list[str]:
     return re.findall(r"\(UUID: (GPU-[0-9a-f-]+)\)", listed.stdout)
 
 
+def on_cards(uuids: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a ControlPlane is told so that its server has these cards; none: a software GPU.
+
+    The cards are the tests', which say themselves what is wrong with them.
+    """
+    card = {"driver": find_driver(), "visible_devices": ",".join(uuids)}
+    return {
+        "server": card if uuids else {"driver": "softgpu"},
+        "health": {"gpu_acceptance": "off", "watch": "false"} if uuids else {},
+        "environment": {**(environment or {}), "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'site'}"},
+    }
+
+
 @contextlib.contextmanager
 def two_servers(
     *, gpu: bool, environment: Mapping[str, str] | None = None
 ) -> Iterator[ControlPlane]:
     """The pool; on the software GPU where there are not two. `environment`: of the servers."""
-    each: list[dict[str, str]] = [{"driver": "softgpu"}] * GPUS
-    if gpu:
-        driver = find_driver()
-        each = [{"driver": driver, "visible_devices": uuid} for uuid in gpus()[:GPUS]]
-    # the cards are the tests', which say themselves what is wrong with them
-    health = {"gpu_acceptance": "off", "watch": "false"} if gpu else {}
-    told = {**(environment or {}), "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'site'}"}
+    cards = [[uuid] for uuid in gpus()[:GPUS]] if gpu else [[]] * GPUS
+    one, two = (on_cards(each, environment) for each in cards)
+    two["server"]["node_name"] = "node-b"
     with tempfile.TemporaryDirectory(prefix="sluice-nodes-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "b").mkdir()
-        with running(folder, server=each[0], health=health, environment=told) as first:
-            second = ControlPlane(
-                folder / "b",
-                server={**each[1], "node_name": "node-b"},
-                health=health,
-                pool_of=first,
-                environment=told,
-            )
+        with running(folder, **one) as first:
+            second = ControlPlane(folder / "b", pool_of=first, **two)
             try:
                 second.start_server()
                 yield first

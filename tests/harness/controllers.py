@@ -326,11 +326,11 @@ class SimulatedServer:
             if grant.session_id == session_id:
                 self.end(grant)
 
-    def suspend_grant(
-        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
-    ) -> None:
+    def suspend_grant(self, order: rpc.SuspendGrant) -> None:
         """It has no host memory for that, and says so (swap_mib of its inventory)."""
-        refused = rpc.GrantSuspension(grant_id=grant_id, state="running", error="simulated")
+        refused = rpc.GrantSuspension(
+            grant_id=order.grant_id, state="running", error="simulated", serial=order.serial
+        )
         self.link.report(rpc.NodeReport(grant_suspension=refused))
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:

@@ -81,7 +81,9 @@ class PoolBench:
             **fields,
         }
         reservation = Reservation(name, **values)
-        self.pool.reserving.reserve(reservation, wait=wait)
+        outcome, _ = self.pool.reserving.reserve(reservation, wait=wait)
+        if isinstance(outcome, Exception):
+            raise outcome
         return reservation
 
     def restarted(

@@ -93,7 +93,7 @@ class StaticLink(FakeControllerLink):
         gpus = [gpu.uuid for gpu in there.gpus]
         for grant_id, uuid in {s.grant_id: s.vgpus[0].gpu_uuid for s in there.sessions}.items():
             to = gpus[(gpus.index(uuid) + 1) % len(gpus)] if elsewhere else ""
-            self.side.suspend_grant(grant_id, resume=resume, to=to)
+            self.side.suspend_grant(rpc.SuspendGrant(grant_id=grant_id, resume=resume, gpu_uuid=to))
 
     def _new(self, request: rpc.GrantRequest) -> LocalGrant:
         count, percent = request.vgpu_count, request.compute_percent or 100

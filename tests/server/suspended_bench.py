@@ -12,6 +12,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.gpus.discovery import LocalGpu
 from sluice.server.sessions.context_rules import ROOM_MIB
+from sluice.server.sessions.given_orders import GivenOrder
 from sluice.server.sessions.moving import MoveRules
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.suspending import Suspensions
@@ -110,7 +111,7 @@ class Bench:
         self, *, suspend: bool, promised: bool = False, to: str = ""
     ) -> rpc.GrantSuspension:
         """What was reported last."""
-        self.suspensions.begin("g", suspend=suspend, promised=promised, to=to)
+        self.suspensions.begin("g", GivenOrder(suspend, promised, to))
         while tasks := self.suspensions._tasks:
             await asyncio.gather(*tasks)
         return self.reports[-1]

@@ -78,10 +78,8 @@ class Side:
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         self.resized.append(grant_id)
 
-    def suspend_grant(
-        self, grant_id: str, *, resume: bool, promised: bool = False, to: str = ""
-    ) -> None:
-        self.suspended.append((grant_id, resume))
+    def suspend_grant(self, order: rpc.SuspendGrant) -> None:
+        self.suspended.append((order.grant_id, order.resume))
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         pass

@@ -18,6 +18,7 @@ from sluice.config.server import ServerConfig
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.sessions.given_orders import GivenOrder
 from sluice.server.sessions.memory_figures import MemoryFigures
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.residency import Residency
@@ -283,7 +284,7 @@ async def test_who_is_on_the_way_back_counts_for_the_next_who_is_resumed() -> No
     await bench.suspensions.suspend("g")
     bench.pages.known = [bench.session, _session(FakeWorker(), "another")]
     assert not bench.residency.is_asked("another"), "it fits beside one that is out"
-    bench.suspensions.begin("g", suspend=False)
+    bench.suspensions.begin("g", GivenOrder(suspend=False))
     while worker.verbs[-1] != "plan":  # which its worker does not answer yet
         await asyncio.sleep(0)
     assert bench.suspensions.is_out("g")
@@ -299,7 +300,7 @@ async def test_who_comes_back_unasked_is_in_to_the_arbiter_before_anything_has_m
     bench.pages.known = [bench.session]
     await bench.suspensions.suspend("g")
     bench.pages.joined.clear()
-    bench.suspensions.begin("g", suspend=False)
+    bench.suspensions.begin("g", GivenOrder(suspend=False))
     while worker.verbs[-1] != "wake":  # which its worker does not answer yet
         await asyncio.sleep(0)
     assert bench.pages.joined == ["g"]

@@ -16,6 +16,7 @@ import pytest
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.sessions.given_orders import GivenOrder
 from sluice.server.sessions.records import Session
 from sluice.server.sessions.suspending import Suspensions
 from sluice.server.sessions.swap_memory import SwapMemory
@@ -135,7 +136,7 @@ async def test_where_its_server_fails_in_the_middle_it_goes_on_with_the_reason(
     worker = FakeWorker(stopped(10), RUNNING)
     bench = Bench(worker).follow()
     monkeypatch.setattr(bench.swap, "pieces", fails)
-    bench.suspensions.begin("g", suspend=True)
+    bench.suspensions.begin("g", GivenOrder(suspend=True))
     await asyncio.gather(*bench.suspensions._tasks)
     assert worker.verbs == ["suspend", "wake"]
     [report] = bench.reports
@@ -342,7 +343,7 @@ async def test_the_rest_of_a_job_is_stopped_still_when_its_server_ends() -> None
 async def test_an_order_waits_for_the_step_of_an_earlier_server() -> None:
     worker = FakeWorker()
     bench = Bench(worker).follow(Message("status", {**out(10), "suspension": "moving-out"}))
-    bench.suspensions.begin("g", suspend=True)
+    bench.suspensions.begin("g", GivenOrder(suspend=True))
     for _ in range(5):
         await asyncio.sleep(0)
     assert worker.told == [], "nothing follows in the middle of a step"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from sluice.controller.pool.decisions import Decisions, EndOrder
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.modes import GpuModes
+from sluice.controller.pool.grants import failed_gpus
 from sluice.controller.pool.grants.adoption import Adoption, ReportedSession
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
@@ -87,7 +88,7 @@ class Membership:
         return self._adoption.may_be_part(report)
 
     def gpu_condition(self, key: GpuKey, fault: str, held: str, note: str) -> Decisions:
-        """A node says what has become of a GPU; at fault, it loses what runs on it."""
+        """A node says what has become of a GPU; at fault, it loses what is on it."""
         decisions = Decisions()
         if gpu := self._fleet.gpus.get(key):
             gpu = replace(gpu, fault=fault, held=held, note=note)
@@ -155,9 +156,8 @@ class Membership:
                     self._ledger.end(grant, End(EndCause.GPU_FAILED, why))
 
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
-        for grant in self._ledger.grants.live_on_gpu(gpu.key) if gpu.fault else ():
-            cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
-            why = End(EndCause.GPU_FAILED, f"GPU {gpu.uuid} has failed: {cause}")
-            if not grant.spans_nodes:  # else its other nodes' parts go on
-                self._jobs.end_soon(grant.id, why)
-            decisions.ends.append(EndOrder(gpu.node, grant.id, why))
+        for grant in self._ledger.grants.live_on_gpu(gpu.key):
+            if failed_gpus.is_elsewhere(grant):
+                self._suspending.note(grant)
+            elif gpu.fault:
+                failed_gpus.end_on(gpu, grant, self._jobs, decisions)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sluice.controller.pool.gpus.allocations import Allocations
+from sluice.controller.pool.grants.kept_places import KeptPlaces
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
     Change,
@@ -32,6 +33,7 @@ class Bookings:
 
     def __init__(self, clock: Clock) -> None:
         self.allocations = Allocations()
+        self.places = KeptPlaces(self.allocations)
         self.reservations = Reservations()
         self.quotas = Quotas()
         self.usage = UsageMeters(clock)

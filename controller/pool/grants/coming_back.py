@@ -19,9 +19,14 @@ def over_quota(quotas: Quotas, grant: Grant, sized: tuple[Vgpu, ...]) -> Excess 
     return quotas.exceeded(grant.project, Held.of(sized), Held.of(grant.vgpus))
 
 
-def note_of(grant: Grant, over: Excess | None) -> str:
-    """Its note from now on: the one before where nothing but room keeps it."""
+def note_of(grant: Grant, over: Excess | None, failed: str = "") -> str:
+    """Its note from now on: the one before where nothing but room keeps it.
+
+    `failed`: what is said of its GPU, where that has failed.
+    """
     if over:
         most = f"project {over.project} has a quota {over.figure} of {over.most}"
         return f"{WAITS}{most}, and holds others"
+    if failed:
+        return f"{WAITS}{failed}"
     return "" if grant.suspension_note.startswith(WAITS) else grant.suspension_note

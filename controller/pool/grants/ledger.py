@@ -57,6 +57,7 @@ class GrantLedger:
         self.grants = GrantTable(ended_kept)
         self.sessions = SessionTable(clock)
         self.allocations = self._bookings.allocations
+        self.places = self._bookings.places
         self.reservations = self._bookings.reservations
         self.quotas = self._bookings.quotas
         self.usage = self._bookings.usage
@@ -226,6 +227,7 @@ class GrantLedger:
     def end_soon(self, grant: Grant, why: End) -> None:
         """It is to end, and is booked until its server says that it has; nobody joins it."""
         self._jobs.end_soon(grant.id, why)
+        self.places.drop(grant.id)  # it goes nowhere any more
         grant.ending, grant.ending_cause = why.text, why.cause
         grant.generation += 1
         self.changes.append(as_it_is(grant))
@@ -235,6 +237,7 @@ class GrantLedger:
         if why.cause is EndCause.UNKNOWN and grant.ending:
             why = End(grant.ending_cause, why.text)  # its server is of 0.1, and names none
         self._unbook(grant)
+        self.places.drop(grant.id)
         self.changes += self._bookings.count(grant, -1)
         self.vgpu_times.forget(grant.id)
         self.memories.forget(grant.id)

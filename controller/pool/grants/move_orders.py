@@ -48,7 +48,7 @@ class MoveOrders:
         if problem := self._places.why_not(grant, at(self._suspending.when_it_runs(grant), uuid)):
             raise Impossible(problem)
         if grant.suspension is SuspensionState.NONE:
-            self._suspending.begin(grant_id, why, decisions, resumes=True)
+            self._suspending.begin(grant_id, why, decisions, resumes=True, moving_to=uuid)
         else:
             self._suspending.want_back(grant_id)
         self._suspending.send_to(grant, uuid, why)

@@ -18,6 +18,7 @@ from sluice.controller.pool.model import Gpu, GpuKey, GpuMode, Grant, Vgpu
 from sluice.controller.pool.reservations.reservations import Resources
 
 Vgpus = tuple[Vgpu, ...]
+NOTHING = Resources(0, 0)
 
 
 class MovePlaces:
@@ -69,15 +70,40 @@ class MovePlaces:
             )
         if not capacity.occupancy.admits(vgpus[0].sharing, grant.project, 1):
             return f"sessions run at once on GPU {key} (MPS)"
-        mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
-        percent = sum(vgpu.compute_percent for vgpu in vgpus)
-        if mib > capacity.free_mib or percent > capacity.free_percent:
+        if not self._has_room(grant, key, vgpus):
+            free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
             return (
-                f"GPU {key} has {max(0, capacity.free_mib)} MiB and "
-                f"{max(0, capacity.free_percent)} % free, and grant {grant.id} has {mib} MiB and "
+                f"GPU {key} has {max(0, free.memory_mib)} MiB and "
+                f"{max(0, free.compute_percent)} % free, and grant {grant.id} has {mib} MiB and "
                 f"{percent} %"
             )
         return ""
+
+    def free_for(self, grant: Grant, key: GpuKey) -> Resources:
+        """What is free of a GPU for a grant that is to go there: what is kept for it, too."""
+        with self._ledger.places.without(grant.id):
+            capacity = self._fleet.capacity.of(key)
+            return Resources(capacity.free_mib, capacity.free_percent) if capacity else NOTHING
+
+    def keep(self, grant: Grant, vgpus: Vgpus) -> None:
+        """Has the place that it is to go to booked, where there is room; else nothing more is.
+
+        Whether the GPU takes anything at the moment does not matter: its node may be away. What it
+        has there already stays its own, also where others have claimed more than there is.
+        """
+        places, uuid = self._ledger.places, vgpus[0].gpu_uuid
+        if self._has_room(grant, GpuKey(grant.node, uuid), vgpus):
+            places.keep(grant, vgpus)
+        elif places.on(grant.id) != uuid:
+            places.drop(grant.id)
+
+    def _has_room(self, grant: Grant, key: GpuKey, vgpus: Vgpus) -> bool:
+        free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
+        kept = _taken(self._ledger.places.of(grant.id))
+        has_it = self._ledger.places.on(grant.id) == key.uuid
+        if has_it and mib <= kept[0] and percent <= kept[1]:
+            return True
+        return mib <= free.memory_mib and percent <= free.compute_percent
 
     def among(self, grant: Grant, sized: Vgpus, uuids: Iterable[str] | None = None) -> list[Vgpus]:
         """The vGPUs of a grant on each of these GPUs, or any, that has room; the fullest first."""
@@ -138,6 +164,12 @@ def at(vgpus: Vgpus, uuid: str) -> Vgpus:
 def own_gpu(grant: Grant) -> GpuKey:
     """The GPU of a grant's first vGPU."""
     return next(key for key, _ in grant.placed())
+
+
+def _taken(vgpus: Vgpus) -> tuple[int, int]:
+    """MiB, contexts included, and percent."""
+    mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
+    return mib, sum(vgpu.compute_percent for vgpu in vgpus)
 
 
 def _kind(gpu: Gpu) -> tuple[str, int, bool]:

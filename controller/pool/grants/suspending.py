@@ -14,17 +14,20 @@ told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, end_orders
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants import failed_gpus
 from sluice.controller.pool.grants.coming_back import note_of, over_quota
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.moving import MovePlaces, at, own_gpu
+from sluice.controller.pool.grants.places_on_the_way import PlacesOnTheWay
+from sluice.controller.pool.grants.suspend_orders import SuspendOrders
+from sluice.controller.pool.grants.suspendable import why_never, why_not_now
+from sluice.controller.pool.grants.suspended_sizes import SuspendedSizes
 from sluice.controller.pool.grants.suspension import (
     ReportedSuspension,
-    SuspendOrder,
     SuspensionState,
 )
 from sluice.controller.pool.impossible import Impossible, Over, Unknown
@@ -34,17 +37,15 @@ from sluice.controller.pool.model import (
     Grant,
     GrantState,
     NodeState,
-    SessionState,
-    Sharing,
     Vgpu,
     as_it_is,
 )
+from sluice.controller.pool.projects.quotas import Excess
 from sluice.resources.ends import End, EndCause
 from sluice.resources.suspended_contexts import ContextPlace
 
 #: After a resume that failed, or a suspension, it is not tried again for so long.
 AGAIN_SECONDS = 10.0
-MOST_MIB = 1 << 32  # more than any context takes
 VM_PAUSED = "its VM is paused ([suspend] on_pause of its host)"
 
 Order = tuple[float, float]
@@ -75,6 +76,9 @@ class Suspending:
         #: Whose VM is paused, as servers say with each connection.
         self._paused: set[str] = set()
         self._places = places
+        self._orders = SuspendOrders(fleet, places)
+        self._sizes = SuspendedSizes(ledger)
+        self._on_the_way = PlacesOnTheWay(ledger, fleet, jobs, places, self._sizes)
         self.fixed: set[str] = set()  # grants whose servers said that they do not move
 
     def restore(self) -> None:
@@ -82,6 +86,9 @@ class Suspending:
         for grant in self._ledger.grants.records.values():
             if grant.state is GrantState.LIVE and grant.suspension is not SuspensionState.NONE:
                 self._suspended[grant.id] = grant
+                self._keep_place(grant)
+            else:
+                grant.moving_to = ""  # its server says it again
 
     # what is asked for
 
@@ -93,10 +100,12 @@ class Suspending:
         *,
         resumes: bool,
         with_guest: bool = False,
+        moving_to: str = "",
     ) -> Grant:
         """Has a grant suspended; `resumes`: it comes back by itself when there is room.
 
-        `with_guest`: it comes back when its VM goes on. Raises Impossible, Unknown.
+        `with_guest`: it comes back when its VM goes on. `moving_to`: it is to be sent there.
+        Raises Impossible, Unknown.
         """
         grant = self.live(grant_id)
         if grant.suspension is not SuspensionState.NONE:
@@ -112,7 +121,7 @@ class Suspending:
         self._suspended[grant.id] = grant
         self._changed(grant)
         self._ledger.event("grant.suspending", grant.id, why)
-        decisions.suspends.append(self._order(grant))
+        decisions.suspends.append(self._orders.suspend(grant, moving_to))
         return grant
 
     def want_back(self, grant_id: str) -> Grant:
@@ -131,8 +140,12 @@ class Suspending:
         return grant
 
     def send_to(self, grant: Grant, uuid: str, why: str) -> None:
-        """One that is suspended, or about to be, is to come back on this GPU of its node."""
+        """One that is suspended, or about to be, is to come back on this GPU of its node.
+
+        It has that place from now on, until it is there or is not to go there any more.
+        """
         grant.moving_to = uuid
+        self._keep_place(grant)
         self._changed(grant)
         self._ledger.event("grant.moving", grant.id, f"to GPU {uuid}: {why}")
 
@@ -143,6 +156,7 @@ class Suspending:
             return
         if paused:
             self._paused.add(grant_id)
+            self._keep_place(grant)  # not any more: it stands still for as long as it pleases
             if grant.with_guest and grant.resumes:  # it is not back yet, and need not be
                 grant.resumes = False
                 self._changed(grant)
@@ -163,24 +177,7 @@ class Suspending:
 
     def never(self, grant: Grant) -> str:
         """Why a grant of its kind cannot be suspended; "": it can."""
-        if grant.spans_nodes:
-            return (
-                f"grant {grant.id} has vGPUs of {grant.nodes_in_words}, which cannot be "
-                "suspended together: end it instead"
-            )
-        if any(vgpu.sharing is Sharing.CONCURRENT for vgpu in grant.vgpus):
-            return (
-                f"grant {grant.id} runs at once with others (MPS) and cannot be suspended alone: "
-                "end it instead"
-            )
-        node = self._fleet.nodes.get(grant.node)
-        # of one that is away nobody knows: its server says so when it comes back
-        if node and node.state is NodeState.UP and not node.swap_mib:
-            return (
-                f"node {grant.node} has no host memory for suspended sessions: set [suspend] "
-                "swap_mib in its server.conf (an older sluice-server suspends nothing)"
-            )
-        return ""
+        return why_never(grant, self._fleet.nodes.get(grant.node))
 
     def is_suspendable(self, grant: Grant) -> bool:
         """Whether it is worth the try now."""
@@ -192,29 +189,54 @@ class Suspending:
 
     # what servers say
 
-    def heard(self, node: str, report: ReportedSuspension, decisions: Decisions) -> None:
-        """A server says how a grant stands; part of a step."""
+    def heard(
+        self,
+        node: str,
+        report: ReportedSuspension,
+        decisions: Decisions,
+        *,
+        first: bool = False,
+    ) -> None:
+        """A server says how a grant stands; part of a step. `first`: as it comes (back)."""
         grant = self._ledger.grants.get(report.grant_id)
         if grant is None or grant.state is not GrantState.LIVE or grant.nodes != {node}:
             return
-        if report.busy:
+        late = self._orders.is_late(grant, report, first=first)
+        if grant.suspension is SuspensionState.NONE:
+            self._on_the_way.learn(grant, report)
+        elif grant.suspension is SuspensionState.RESUMING and first:
+            self._on_the_way.learn_what_stays(grant, report)
+        if report.busy or late:
             return  # it says more when that is done
         state = grant.suspension
         if report.suspended:
             if state is SuspensionState.RESUMING and not report.error:
-                decisions.suspends.append(self._resume_order(grant))  # it was lost on its way
+                decisions.suspends.append(self._orders.resume(grant))  # it was lost on its way
                 return
             self._follow(grant, report)
+            had_its_place = grant.is_undecided
             self._is_out(grant, report)
+            if had_its_place and not grant.is_undecided and self._may_come(grant):
+                self.attempt(grant, set(), decisions)  # it goes there, or on where it was
+            self._end_where_it_failed(grant, decisions)
         elif state is SuspensionState.SUSPENDING:
             if report.error:
                 self._not_suspended(grant, report.error)
             else:
-                decisions.suspends.append(self._order(grant))
+                decisions.suspends.append(self._orders.suspend(grant, grant.moving_to))
         else:  # also where it is not known here that it moved, as with a store that is new
             self._follow(grant, report)
             if state is not SuspensionState.NONE:
                 self._runs(grant)
+                self._end_where_it_failed(grant, decisions)
+
+    def _end_where_it_failed(self, grant: Grant, decisions: Decisions) -> None:
+        """Something of it is on a GPU that failed while it was on its way there, or thought off."""
+        for key, _ in grant.placed():
+            gpu = self._fleet.gpus.get(key)
+            if gpu and gpu.fault and not failed_gpus.is_elsewhere(grant):
+                failed_gpus.end_on(gpu, grant, self._jobs, decisions)
+                return
 
     def reconcile(
         self, node: str, reports: Sequence[ReportedSuspension], decisions: Decisions
@@ -228,15 +250,21 @@ class Suspending:
         known = [grant for grant in self._suspended.values() if grant.nodes == {node}]
         silent = [ReportedSuspension(g.id, suspended=False) for g in known if g.id not in named]
         for report in [*reports, *silent]:
-            self.heard(node, report, decisions)
+            self.heard(node, report, decisions, first=True)
+        for report in reports:  # by now all of them have given back what they do not have there
+            grant = self._ledger.grants.get(report.grant_id)
+            if grant and grant.moving_to and grant.suspension is SuspensionState.NONE:
+                self._on_the_way.learn(grant, report)
+            elif grant and grant.moving_to and grant.id in self._suspended:
+                self._keep_place(grant)
 
     def ended(self) -> None:
         """Forgets grants that have ended; before each look at them."""
-        over = [g for g, grant in self._suspended.items() if grant.state is GrantState.ENDED]
-        for grant_id in over:
+        for grant_id in [g for g, it in self._suspended.items() if it.state is GrantState.ENDED]:
             del self._suspended[grant_id]
             self.fixed.discard(grant_id)
             self._failed.pop(grant_id, None)
+            self._orders.forget(grant_id)
 
     # the queue
 
@@ -255,11 +283,7 @@ class Suspending:
         now, wall = self._clock.monotonic(), self._clock.wall()
         found = []
         for grant in self._suspended.values():
-            if grant.suspension is not SuspensionState.SUSPENDED or not grant.resumes:
-                continue
-            if self._failed_lately(grant) or self._jobs.is_ending(grant):
-                continue
-            if grant.id in self._paused:
+            if not self._may_come(grant):
                 continue
             since = now - max(0.0, wall - (grant.suspended_since or wall))
             order = (
@@ -274,22 +298,35 @@ class Suspending:
         """Has it resumed, if there is room that nobody before it waits for.
 
         Returns what it holds against those behind it: nothing where a reservation has its room, or
-        its project's quota alone keeps it.
+        its project's quota alone keeps it. The place that is kept for it nobody before it waits
+        for.
         """
-        sized, reserved = self._sized(grant), bool(grant.reservation)
+        place = self._ledger.places.on(grant.id)
+        sized, reserved = self._sizes.sized(grant), bool(grant.reservation)
         over = over_quota(self._ledger.quotas, grant, sized)
         node = self._fleet.nodes.get(grant.node)
         is_up = node is not None and node.state is NodeState.UP
         for vgpus in self._ways_back(grant, sized) if is_up and not over else ():
             keys = {GpuKey(vgpu.node or grant.node, vgpu.gpu_uuid) for vgpu in vgpus}
-            if reserved or not keys & held:
+            if reserved or keys == {GpuKey(grant.node, place)} or not keys & held:
                 self._resume(grant, vgpus, decisions)
                 return []
-        note = note_of(grant, over)
-        if note != grant.suspension_note:
+        if over:
+            self._ledger.places.drop(grant.id)
+        else:
+            self._keep_place(grant)
+        self.note(grant, over)
+        return [] if reserved or over else [key for key, _ in grant.placed()]
+
+    def note(self, grant: Grant, over: Excess | None = None) -> None:
+        """Says what keeps a suspended grant, where that is its project's quota or its GPU."""
+        gpu = self._fleet.gpus.get(own_gpu(grant))
+        never = self._places.why_never(grant)
+        failed = failed_gpus.why_it_stays(gpu, grant, never) if gpu and gpu.fault else ""
+        note = note_of(grant, over, failed)
+        if grant.suspension is SuspensionState.SUSPENDED and note != grant.suspension_note:
             grant.suspension_note = note
             self._changed(grant)
-        return [] if reserved or over else [key for key, _ in grant.placed()]
 
     def _ways_back(self, grant: Grant, sized: tuple[Vgpu, ...]) -> Iterator[tuple[Vgpu, ...]]:
         """Its vGPUs where there is room for it, best first: as it is wanted, where it is, beside.
@@ -325,25 +362,21 @@ class Suspending:
         why = why or (contexts.moves_not if contexts else "") or "its server does not move it there"
         if not can and contexts and contexts.are_decided:
             self.fixed.add(grant.id)
+        self._ledger.places.drop(grant.id)
         grant.moving_to, grant.suspension_note = "", f"not moved: {why}"
         self._changed(grant)
         self._ledger.event("grant.not_moved", grant.id, why)
 
     def _resume(self, grant: Grant, vgpus: tuple[Vgpu, ...], decisions: Decisions) -> None:
-        before = own_gpu(grant).uuid
+        before, stays = own_gpu(grant).uuid, grant.vgpus
+        self._ledger.places.drop(grant.id)  # it is booked there itself
         grant.suspension, grant.moving_to = SuspensionState.RESUMING, ""
         self._ledger.rebook(grant, vgpus)
+        self._on_the_way.leaves(grant, stays)
         there = own_gpu(grant).uuid
         where = f" on GPU {there} (it was on {before})" if there != before else " again"
         self._ledger.event("grant.resuming", grant.id, f"there is room for it{where}")
-        decisions.suspends.append(self._resume_order(grant))
-
-    def _resume_order(self, grant: Grant) -> SuspendOrder:
-        """On the GPU that it is booked on, where its node knows how to move it."""
-        node = self._fleet.nodes.get(grant.node)
-        moves = node is not None and node.moves_sessions and not self._places.why_never(grant)
-        there = own_gpu(grant).uuid if moves else ""
-        return SuspendOrder(grant.node, grant.id, resume=True, gpu_uuid=there)
+        decisions.suspends.append(self._orders.resume(grant))
 
     def _follow(self, grant: Grant, report: ReportedSuspension) -> None:
         """Books it on the GPU that its server says it is on."""
@@ -352,6 +385,9 @@ class Suspending:
             return
         before, there = own_gpu(grant), GpuKey(grant.node, uuids[0])
         if there != before and there in self._fleet.gpus:
+            if there.uuid == grant.moving_to:
+                self._ledger.places.drop(grant.id)
+                grant.moving_to = ""
             self._ledger.rebook(grant, at(grant.vgpus, there.uuid))
 
     # time
@@ -390,43 +426,26 @@ class Suspending:
 
     def _why_not(self, grant: Grant) -> str:
         """Why it is not suspended now: first what time does not change; "": it can be."""
-        return self.never(grant) or self._not_now(grant)
+        live = self._ledger.sessions.live_of(grant.id)
+        return self.never(grant) or why_not_now(grant, self._fleet.nodes.get(grant.node), live)
 
-    def _not_now(self, grant: Grant) -> str:
-        """What is in the way of suspending it at the moment; "": nothing is."""
-        node = self._fleet.nodes.get(grant.node)
-        if node is None or node.state is not NodeState.UP:
-            return f"node {grant.node} of grant {grant.id} is not connected; try later"
-        sessions = self._ledger.sessions.live_of(grant.id)
-        if not sessions:
-            return f"nothing of grant {grant.id} runs: there is nothing to be suspended"
-        if any(session.state is SessionState.OPENING for session in sessions):
-            return f"a session of grant {grant.id} is being opened; try again"
-        return ""
+    def _may_come(self, grant: Grant) -> bool:
+        """Whether one that is suspended comes back as soon as there is room."""
+        comes = grant.suspension is SuspensionState.SUSPENDED and grant.resumes
+        stands = self._failed_lately(grant) or grant.id in self._paused
+        return comes and not stands and not self._jobs.is_ending(grant)
 
     def _failed_lately(self, grant: Grant) -> bool:
         at = self._failed.get(grant.id)
         return at is not None and self._clock.monotonic() - at < AGAIN_SECONDS
 
-    def _sized(self, grant: Grant) -> tuple[Vgpu, ...]:
-        """Its vGPUs as they are when it runs, with the contexts of the sessions that it has now."""
-        return tuple(
-            replace(now, memory_mib=size.memory_mib, compute_percent=size.compute_percent)
-            for now, size in zip(self._with_contexts(grant), grant.running_vgpus, strict=True)
-        )
-
     def when_it_runs(self, grant: Grant) -> tuple[Vgpu, ...]:
         """Its vGPUs with all that they have then, contexts included."""
-        return self._sized(grant) if grant.running_vgpus else self._with_contexts(grant)
+        return self._sizes.when_it_runs(grant)
 
-    def _with_contexts(self, grant: Grant) -> tuple[Vgpu, ...]:
-        """Its vGPUs as they are, with all of its contexts on their GPUs."""
-        return self._ledger.charged(grant, self._ledger.sessions.live_of(grant.id))
-
-    def _order(self, grant: Grant) -> SuspendOrder:
-        rooms = [self._fleet.capacity.of(key) for key, _ in grant.placed()]
-        promised = any(room is not None and room.kind.promise.is_over for room in rooms)
-        return SuspendOrder(grant.node, grant.id, resume=False, promised=promised)
+    def _keep_place(self, grant: Grant) -> None:
+        """Where it is to go is booked, while it is on its way."""
+        self._on_the_way.keep(grant, stands=grant.id in self._paused)
 
     def _is_out(self, grant: Grant, report: ReportedSuspension) -> None:
         """Its memory is the host's: only what stays is booked."""
@@ -440,31 +459,17 @@ class Suspending:
         elif report.error:
             self._failed[grant.id] = self._clock.monotonic()
             self._ledger.event("grant.not_resumed", grant.id, report.error)
+        if grant.suspension is SuspensionState.RESUMING:
+            self._ledger.places.drop(grant.id)
         grant.suspension = SuspensionState.SUSPENDED
         grant.suspension_note = report.error or grant.suspension_note
         self._suspended[grant.id] = grant
         before, grant.contexts = grant.contexts, report.contexts
-        staying = [*report.staying_mib, *[0] * len(grant.vgpus)]
-        smaller = tuple(
-            replace(now, memory_mib=min(stays, full.memory_mib), compute_percent=0)
-            for now, full, stays in zip(
-                self._with_contexts_that_stay(grant), grant.running_vgpus, staying, strict=False
-            )
-        )
-        self._ledger.rebook(grant, smaller)
+        smaller = self._sizes.staying(grant, report.staying_mib)
+        self._ledger.rebook(grant, self._sizes.sized(grant) if grant.is_undecided else smaller)
         if grant.contexts and grant.contexts.are_off and not (before and before.are_off):
             left = sum(vgpu.overhead_mib for vgpu in smaller)
             self._ledger.event("grant.contexts_off", grant.id, f"{left} MiB of its contexts stay")
-
-    def _with_contexts_that_stay(self, grant: Grant) -> tuple[Vgpu, ...]:
-        vgpus = self._with_contexts(grant)
-        if not (grant.contexts and grant.contexts.are_off):
-            return vgpus
-        told = [*grant.contexts.mib, *[MOST_MIB] * len(vgpus)]
-        return tuple(
-            replace(vgpu, overhead_mib=min(vgpu.overhead_mib, mib))
-            for vgpu, mib in zip(vgpus, told, strict=False)
-        )
 
     def _not_suspended(self, grant: Grant, why: str) -> None:
         self._failed[grant.id] = self._clock.monotonic()
@@ -473,7 +478,7 @@ class Suspending:
         self._ledger.event("grant.not_suspended", grant.id, why)
 
     def _runs(self, grant: Grant) -> None:
-        sized = self._sized(grant)
+        sized = self._sizes.sized(grant)
         before = {vgpu.gpu_uuid for vgpu in grant.running_vgpus}
         now = {vgpu.gpu_uuid for vgpu in grant.vgpus}
         moved = before and now != before and f"from GPU {min(before)} to GPU {min(now)}"
@@ -487,6 +492,7 @@ class Suspending:
         grant.suspension, grant.suspension_note = SuspensionState.NONE, note
         grant.running_vgpus, grant.suspended_since, grant.resumes = (), None, False
         grant.with_guest, grant.contexts, grant.moving_to = False, None, ""
+        self._ledger.places.drop(grant.id)
         self._suspended.pop(grant.id, None)
 
     def _changed(self, grant: Grant) -> None:

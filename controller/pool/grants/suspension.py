@@ -7,7 +7,7 @@ compute; what they have when it runs is `running_vgpus`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sluice.resources.suspended_contexts import ContextPlace, Stays
@@ -47,6 +47,17 @@ class SuspendedContexts:
         return self.place is not ContextPlace.UNKNOWN and self.why is not Stays.RESTARTED
 
 
+def is_undecided(
+    state: SuspensionState, moving_to: str, contexts: SuspendedContexts | None
+) -> bool:
+    """Whether a grant is out that is to move, and nobody knows yet whether it can.
+
+    So it is after a restart, until its node comes and says where its contexts are.
+    """
+    open_yet = contexts is None or contexts.place is ContextPlace.LEAVING
+    return state is SuspensionState.SUSPENDED and bool(moving_to) and open_yet
+
+
 @dataclass(frozen=True, slots=True)
 class ReportedSuspension:
     """What a node says of a grant that it runs."""
@@ -58,6 +69,8 @@ class ReportedSuspension:
     busy: bool = False  # an order is being carried out
     contexts: SuspendedContexts | None = None  # of a suspended one; None: an older server's
     gpu_uuids: tuple[str, ...] = ()  # of each vGPU; none: as the grant has them
+    serial: int | None = None  # of the order that it has carried out last; None: an older server's
+    moving_to: str = ""  # the GPU that an order has it go to, as long as it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +82,5 @@ class SuspendOrder:
     resume: bool
     promised: bool = False  # its GPUs' memory is promised more than once
     gpu_uuid: str = ""  # it is resumed there, in the place of its one GPU; "": where it is
+    serial: int = field(default=0, compare=False)  # above those of the grant's orders before it
+    moving_to: str = field(default="", compare=False)  # of a suspension: where it is to go then

@@ -124,7 +124,7 @@ class Claims:
         claim.waits_for = {
             g.id
             for g in live
-            if self._jobs.is_ending(g) or g.suspension is not SuspensionState.SUSPENDED
+            if self._gives_way(g) or g.suspension is not SuspensionState.SUSPENDED
         }
         capacities = self._claimed(claim)
         if capacities and all(fits(entry.request, capacity) for capacity in capacities):
@@ -176,8 +176,9 @@ class Claims:
         ]
 
     def _gives_way(self, grant: Grant) -> bool:
-        """Whether it is being ended or suspended already."""
-        return self._jobs.is_ending(grant) or grant.suspension is SuspensionState.SUSPENDING
+        """Whether it is being ended or suspended already, or is out and keeps its place yet."""
+        suspends = grant.suspension is SuspensionState.SUSPENDING or grant.is_undecided
+        return self._jobs.is_ending(grant) or suspends
 
     def _loss(self, grant: Grant, lowest: int) -> Loss:
         sessions = len(self._ledger.sessions.live_of(grant.id))
@@ -191,7 +192,7 @@ class Claims:
 
     def _candidate(self, grant: Grant, loss: Loss) -> Candidate:
         suspends = not self._jobs.is_ending(grant) and (
-            grant.suspension is SuspensionState.SUSPENDING or self._yield.spares(grant)
+            self._gives_way(grant) or self._yield.spares(grant)
         )
         frees = memory_freed_by(grant) if suspends else freed_by(grant)
         return Candidate(grant, loss, frees, stays=suspends)

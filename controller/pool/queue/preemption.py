@@ -138,7 +138,8 @@ def _on_node(
             here = [c for c in candidates if capacity.gpu.key in c.frees]
             if plan := _cheapest(request, [capacity], here):
                 plans.append(plan)
-        return min(plans, key=lambda p: p.loss.order, default=None)
+        # names decide between alike ones, so that it is the same every time
+        return min(plans, key=lambda p: (p.loss.order, p.capacities[0].gpu.uuid), default=None)
     keys = {capacity.gpu.key for capacity in capacities}
     return _cheapest(request, capacities, [c for c in candidates if keys & c.frees.keys()])
 

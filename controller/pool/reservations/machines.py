@@ -28,6 +28,7 @@ from sluice.controller.pool.model import (
     Reservation,
     ReservationState,
 )
+from sluice.controller.pool.reservations.steps import Outcome
 
 COLLECTION = "machines"
 MOST_PROBLEMS = 8
@@ -70,7 +71,7 @@ class Machine:
 class Reserver(Protocol):
     """The steps of ReservationOperations that are needed here."""
 
-    def reserve(self, reservation: Reservation, *, wait: bool) -> Decisions:
+    def reserve(self, reservation: Reservation, *, wait: bool) -> tuple[Outcome, Decisions]:
         """Holds room, or lets it wait for room."""
         ...
 
@@ -153,7 +154,7 @@ class Machines:
             held = None
         if wanted and held is None:
             made = self._reservation(machine)
-            refused = self._try(decisions, partial(self._reserver.reserve, made, wait=True))
+            refused = self._reserve(made, decisions)
             held = None if refused else made
         elif held is not None and (held.count, held.memory_mib, held.compute_percent) != (
             machine.sizes
@@ -178,6 +179,12 @@ class Machines:
             node="",
             created=self._clock.wall(),
         )
+
+    def _reserve(self, reservation: Reservation, decisions: Decisions) -> str:
+        """Why it is not held and does not wait either, or nothing."""
+        outcome, more = self._reserver.reserve(reservation, wait=True)
+        decisions.add(more)
+        return "" if isinstance(outcome, Reservation) else str(outcome)
 
     def _try(self, decisions: Decisions, step: Callable[[], Decisions]) -> str:
         """Why it could not be done, or nothing."""

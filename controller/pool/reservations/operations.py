@@ -2,7 +2,7 @@
 """What operators and VMs' metadata ask of reservations: made, resized, ended, one by one or many.
 
 Part of pool.Pool, called by controller.api through the grant service and by reservations.machines.
-A step that cannot be done raises Impossible or Unknown and has changed nothing.
+A step that cannot be done comes to Impossible or Unknown and has changed nothing of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class ReservationOperations:
         self._scheduler = scheduler
         self._progress = progress
 
-    def reserve(self, reservation: Reservation, *, wait: bool) -> Decisions:
-        """Holds room for an owner, or lets it wait for room; raises Impossible."""
-        self._enqueue(reservation)
-        decisions = self._progress.after(Decisions())
-        self._settle(reservation, wait=wait)
-        return decisions
+    def reserve(self, reservation: Reservation, *, wait: bool) -> tuple[Outcome, Decisions]:
+        """Holds room for an owner, or lets it wait for room.
+
+        Where neither can be, what was decided meanwhile about others is to be told all the same.
+        """
+        [outcome], decisions = self.reservation_steps([Create(reservation, wait)])
+        return outcome, decisions
 
     def end_reservation(self, reservation_id: str, reason: str) -> Decisions:
         """Gives its room back; what draws on it goes on. Raises Impossible, Unknown."""

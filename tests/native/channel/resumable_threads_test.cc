@@ -3,6 +3,7 @@
 // under TLS, while their connections are cut: each thread's messages arrive whole, once and in
 // order, and memory that was lent is its owner's when it has been settled.
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <array>
 #include <cstring>
@@ -187,6 +188,37 @@ TEST_P(InMidRecord, SilenceUnderTlsIsFound) {
   if (reader.joinable()) reader.join();
   for (const int s : {ends.b, written.b}) close(s);
 }
+// All of it leaves the socket with the first read, and nobody is told of it again: who waits for
+// the socket would wait for ever.
+TEST(ResumableStream, WhatTlsHasTakenInIsPendingUntilItIsRead) {
+  std::string error;
+  if (!tls::OpenSsl::get(&error)) GTEST_SKIP() << error;
+  const Ends ends = pair();
+  const ResumableStream::Terms terms{kSecond, kSecond};
+  ResumableStream stream(under_tls(ends.a, true), terms), other(under_tls(ends.b, false), terms);
+  std::vector<char> said(150'000, 's'), heard(said.size());
+  iovec whole{said.data(), said.size()};
+  ASSERT_TRUE(other.write(&whole, 1));
+  EXPECT_FALSE(stream.pending());
+  size_t got = 0, silent = 0;
+  while (got < heard.size()) {
+    const iovec rest{heard.data() + got, std::min<size_t>(heard.size() - got, 30'000)};
+    const ssize_t n = stream.read(&rest, 1);
+    ASSERT_GT(n, 0);
+    got += static_cast<size_t>(n);
+    pollfd p{ends.a, POLLIN, 0};
+    if (got == heard.size() || poll(&p, 1, 0) > 0) continue;
+    ++silent;
+    EXPECT_TRUE(stream.pending()) << "behind " << got << " bytes";
+    EXPECT_TRUE(stream.readable());
+  }
+  EXPECT_GT(silent, 0u) << "the socket told of all of it";
+  EXPECT_FALSE(stream.pending());
+  EXPECT_EQ(heard, said);
+  other.end();
+  stream.end();
+}
+
 INSTANTIATE_TEST_SUITE_P(IsRead, InMidRecord, testing::Bool());
 
 }  // namespace
