@@ -57,7 +57,7 @@ def measure(server: Server, name: str, run: Run) -> list[Measurement]:
     calls = sorted(WAITED.findall(done.stderr), key=lambda each: -int(each[0]))
     print(f"    {', '.join(f'{count} {call}' for count, call in calls[:MOST_CALLS])}", flush=True)
     return [
-        run.record(f"{name}_trips_{phase}", count, "1", channel="tcp", limit=limit)
+        run.record(f"{name}_trips_{phase}", count, "1", channel="tcp", limit=limit, better="lower")
         for phase, count in trips.items()
         for limit in [WANTED.get(f"{name}_trips_{phase}")]
     ]
