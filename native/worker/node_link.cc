@@ -289,10 +289,10 @@ CUresult NodeLink::issue_move(const Known& t, const Place& place) {
   if (e == CUDA_SUCCESS) e = issue_kernel(t, place.memory, there);
   if (e == CUDA_SUCCESS) e = d.cuEventCreate(&after, CU_EVENT_DISABLE_TIMING);
   if (e == CUDA_SUCCESS) e = d.cuEventRecord(after, there);
-  if (after) d.cuEventDestroy_v2(after);
   session_.use(place.device);
   if (e == CUDA_SUCCESS) e = d.cuStreamWaitEvent(place.stream, after, 0);
-  if (before) d.cuEventDestroy_v2(before);
+  for (CUevent event : {before, after})
+    if (event) d.cuEventDestroy_v2(event);
   return e;
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with a vGPU of each of two nodes that does what a test tells it, a line at a time.
+"""A process with vGPUs of two nodes that does what a test tells it, a line at a time.
 
 Used by test_node_links.py (programs/copier.py) and test_collectives_of_nodes.py
 (programs/collectives.py).
@@ -17,7 +17,7 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 def start(plane: ControlPlane, *command: str | Path, **more: str) -> subprocess.Popen[str]:
-    """A program with a vGPU of each node."""
+    """A program with vGPUs of both nodes."""
     wide = {"SLUICE_CHANNEL": "tcp", "SLUICE_VGPU": "2", "SLUICE_CROSS_NODE": "1"}
     return subprocess.Popen(
         command,
@@ -30,11 +30,12 @@ def start(plane: ControlPlane, *command: str | Path, **more: str) -> subprocess.
 
 
 class Told:
-    """It, once both of its devices are there."""
+    """It, once its devices are there."""
 
-    def __init__(self, plane: ControlPlane, program: str, **more: str) -> None:
+    def __init__(self, plane: ControlPlane, program: str, devices: int = 2, **more: str) -> None:
+        more = {"SLUICE_VGPU": str(devices), **more}
         self.process = start(plane, sys.executable, PROGRAMS / program, **more)
-        if (said := self.read()) != "2":
+        if (said := self.read()) != str(devices):
             raise AssertionError(f"{program} said {said!r}: {self.close()}")
 
     def do(self, what: str) -> str:
