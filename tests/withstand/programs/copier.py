@@ -67,8 +67,7 @@ class Side:
         """Its stream waits for what never comes."""
         self.use()
         good(cuda.cuStreamSynchronize(self.stream))
-        good(cuda.cuMemsetD8_v2(self.memory, 0, c_size_t(SIZE)))
-        good(cuda.cuCtxSynchronize())
+        good(cuda.cuMemsetD8Async(self.memory, 0, c_size_t(SIZE), self.stream))
         good(cuda.cuStreamWaitValue32_v2(self.stream, self.memory, c_uint(7), GEQ))
 
     def open_gate(self) -> None:
