@@ -126,8 +126,8 @@ NodeCupti::Noted::~Noted() {
 
 NodeCupti::Apart::Apart() {
   const NodeCupti& node = get();
-  popped_ = node.on() && node.cuptiActivityPopExternalCorrelationId_(cupti::kCustom0, &call_) ==
-                             cupti::kSuccess;
+  popped_ = node.on() &&
+            node.cuptiActivityPopExternalCorrelationId_(cupti::kCustom0, &call_) == cupti::kSuccess;
 }
 
 NodeCupti::Apart::~Apart() {
