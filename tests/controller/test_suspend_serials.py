@@ -103,6 +103,21 @@ def test_an_order_that_was_lost_with_the_stream_or_the_controller_is_given_again
     assert only(returns(after, had, running=[grant])).serial == 8, "above all before"
 
 
+def test_a_server_that_is_another_one_is_believed_though_it_carried_out_no_order() -> None:
+    """It brings back by itself what the one before it left in part."""
+    bench = joined()
+    grant = running(bench, memory_mib=3000)
+    bench.pool.lifecycle.suspend(grant.id, "by a test")
+    says(bench, grant, STAYS, at="a-gpu0", serial=1)
+    bench.pool.lifecycle.resume(grant.id)
+    at_work = ReportedSuspension(
+        grant.id, suspended=False, busy=True, gpu_uuids=("a-gpu0",), serial=0
+    )
+    assert returns(bench, at_work, running=[grant]).suspends == []
+    says(bench, grant, at="a-gpu0", suspended=False, serial=0)
+    assert grant.suspension is SuspensionState.NONE
+
+
 def test_a_controller_that_is_restarted_waits_for_what_is_being_carried_out() -> None:
     bench = joined()
     grant = running(bench, memory_mib=3000)

@@ -29,6 +29,7 @@ class SuspendOrders:
         self._fleet = fleet
         self._places = places
         self._serials: dict[str, int] = {}  # the newest of each grant
+        self._given: dict[str, int] = {}  # the same, of the stream that its node has now
 
     def suspend(self, grant: Grant, moving_to: str = "") -> SuspendOrder:
         """`moving_to`: where it is to go then, which its server remembers."""
@@ -58,14 +59,16 @@ class SuspendOrders:
         """
         if report.serial is None:
             return False
-        newest = self._serials.get(grant.id, 0)
-        self._serials[grant.id] = max(newest, report.serial)
-        return not first and grant.suspension in UNDER_WAY and report.serial < newest
+        self._serials[grant.id] = max(self._serials.get(grant.id, 0), report.serial)
+        if first:  # its server may be another one, which never heard of it and is at work itself
+            self._given.pop(grant.id, None)
+        return grant.suspension in UNDER_WAY and report.serial < self._given.get(grant.id, 0)
 
     def forget(self, grant_id: str) -> None:
         """It has ended."""
         self._serials.pop(grant_id, None)
+        self._given.pop(grant_id, None)
 
     def _next(self, grant: Grant) -> int:
-        self._serials[grant.id] = self._serials.get(grant.id, 0) + 1
+        self._serials[grant.id] = self._given[grant.id] = self._serials.get(grant.id, 0) + 1
         return self._serials[grant.id]
