@@ -252,7 +252,7 @@ std::map<uint32_t, ByGpu<uint64_t>> Residency::victims(uint32_t id, const ByGpu<
   for (const auto& [each, t] : tenants_)
     if (may_go(t, wanting, now, ever)) able.emplace_back(each, &t);
   // The idle ones, the longest first, and of those that are so about as long who has host memory
-  // for what is to move; then lower priority, who waits himself, and the longest idle.
+  // for what is to move; then lower priority, who waits himself, who pauses, and the longest idle.
   const auto order = [&](const auto& each) {
     const Tenant& t = *each.second;
     const int idle = idle_class(t, now);

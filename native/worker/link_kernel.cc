@@ -15,8 +15,9 @@ constexpr uint32_t kThreads = 512;
 // A block's first thread looks for the next piece, all of them move their part of it, and the first
 // says so. Pieces come in order, whole rows or a part of one, so where a piece belongs is known
 // here. In units of 16 bytes, 4 or 1, as far as all addresses allow; where they lie one behind the
-// other, as most do, four at once. Nothing that the host writes
-// is read twice from a cache: .volatile.
+// other, as most do, four at once. Nothing that the host writes is read twice from a cache:
+// .volatile. Where things lie in a slot it knows of LinkSlots, and that a ring has four pieces.
+static_assert(LinkSlots::kRing == 4);
 constexpr char kText[] = R"(.version 6.4
 .target sm_70
 .address_size 64

@@ -6,20 +6,13 @@
 namespace sluice::worker {
 
 std::unique_ptr<LinkSlots> LinkSlots::make(const Driver& driver) {
-  std::unique_ptr<LinkSlots> made(new LinkSlots(driver));
-  void* memory = nullptr;
-  if (driver.cuMemHostAlloc(&memory, kSlots * sizeof(Shared),
-                            CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)
-    return nullptr;
-  std::memset(memory, 0, kSlots * sizeof(Shared));
-  made->shared_ = static_cast<Shared*>(memory);
-  if (driver.cuMemHostGetDevicePointer_v2(&made->at_, memory, 0) != CUDA_SUCCESS) return nullptr;
+  std::unique_ptr<LinkSlots> made(new LinkSlots);
+  made->memory_ = PinnedMemory::make(driver, kSlots * sizeof(Shared));
+  if (!made->memory_) return nullptr;
+  std::memset(made->memory_->at(), 0, kSlots * sizeof(Shared));
+  made->shared_ = static_cast<Shared*>(made->memory_->at());
   for (uint32_t i = 0; i < kSlots; ++i) made->free_.push_back(i);
   return made;
-}
-
-LinkSlots::~LinkSlots() {
-  if (shared_) driver_.cuMemFreeHost(shared_);
 }
 
 LinkSlots::Slot LinkSlots::take() {

@@ -18,7 +18,7 @@
 #include <deque>
 #include <memory>
 
-#include "worker/vgpu.h"
+#include "worker/pinned_memory.h"
 
 namespace sluice::worker {
 
@@ -30,7 +30,6 @@ class LinkSlots {
 
   // In the current context. nullptr: there is no pinned memory.
   static std::unique_ptr<LinkSlots> make(const Driver& driver);
-  ~LinkSlots();
 
   // One transfer's use of a slot.
   struct Slot {
@@ -49,7 +48,9 @@ class LinkSlots {
   void go(const Slot& slot);
 
   // For the kernel.
-  CUdeviceptr address(const Slot& slot) const { return at_ + slot.index * sizeof(Shared); }
+  CUdeviceptr address(const Slot& slot) const {
+    return memory_->device() + slot.index * sizeof(Shared);
+  }
   static uint32_t generation(const Slot& slot) { return static_cast<uint32_t>(slot.value); }
   // Piece number `piece` of the transfer: at most kRing are posted and not moved.
   void post(const Slot& slot, uint32_t piece, CUdeviceptr staging, uint64_t bytes);
@@ -68,14 +69,13 @@ class LinkSlots {
   };
   static_assert(sizeof(Shared) == 192 && sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
 
-  explicit LinkSlots(const Driver& driver) : driver_(driver) {}
+  LinkSlots() = default;
   static uint64_t pieces(const Slot& slot, uint32_t count) {
     return uint64_t{generation(slot)} << 32 | count;
   }
 
-  const Driver& driver_;
+  std::unique_ptr<PinnedMemory> memory_;
   Shared* shared_ = nullptr;
-  CUdeviceptr at_ = 0;
   std::deque<uint32_t> free_;
   std::array<uint64_t, kSlots> values_{};
 };

@@ -6,19 +6,11 @@
 namespace sluice::worker {
 
 std::unique_ptr<Staging> Staging::make(const Driver& driver) {
-  std::unique_ptr<Staging> made(new Staging(driver));
-  void* memory = nullptr;
-  if (driver.cuMemHostAlloc(&memory, kPieceBytes * kPieces,
-                            CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)
-    return nullptr;
-  made->memory_ = static_cast<std::byte*>(memory);
-  if (driver.cuMemHostGetDevicePointer_v2(&made->at_, memory, 0) != CUDA_SUCCESS) return nullptr;
+  std::unique_ptr<Staging> made(new Staging);
+  made->memory_ = PinnedMemory::make(driver, kPieceBytes * kPieces);
+  if (!made->memory_) return nullptr;
   for (size_t i = 0; i < kPieces; ++i) made->free_.push_back(i);
   return made;
-}
-
-Staging::~Staging() {
-  if (memory_) driver_.cuMemFreeHost(memory_);
 }
 
 Staging::Piece Staging::take() {
@@ -26,13 +18,14 @@ Staging::Piece Staging::take() {
   if (free_.empty()) return {};
   const size_t index = free_.back();
   free_.pop_back();
-  return {std::shared_ptr<std::byte>(memory_ + index * kPieceBytes,
+  auto* const at = static_cast<std::byte*>(memory_->at()) + index * kPieceBytes;
+  return {std::shared_ptr<std::byte>(at,
                                      [this, index](std::byte*) {
                                        std::lock_guard given(mutex_);
                                        free_.push_back(index);
                                        given_back_.notify_all();
                                      }),
-          at_ + index * kPieceBytes};
+          memory_->device() + index * kPieceBytes};
 }
 
 void Staging::wait(int milliseconds) {

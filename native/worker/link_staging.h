@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "worker/vgpu.h"
+#include "worker/pinned_memory.h"
 
 namespace sluice::worker {
 
@@ -22,7 +22,6 @@ class Staging {
 
   // In the current context. nullptr: there is no pinned memory.
   static std::unique_ptr<Staging> make(const Driver& driver);
-  ~Staging();
 
   struct Piece {
     std::shared_ptr<std::byte> at;  // given back with its last holder
@@ -35,11 +34,9 @@ class Staging {
   void wait(int milliseconds);
 
  private:
-  explicit Staging(const Driver& driver) : driver_(driver) {}
+  Staging() = default;
 
-  const Driver& driver_;
-  std::byte* memory_ = nullptr;
-  CUdeviceptr at_ = 0;
+  std::unique_ptr<PinnedMemory> memory_;
   std::mutex mutex_;
   std::condition_variable given_back_;
   std::vector<size_t> free_;
