@@ -10,8 +10,9 @@ mean speed alone, and their losses have to be the same. Then notebooks: sessions
 as take 1.36 times the card, each at work for 5 % of the time at random, on a node that has host
 memory for each of them to keep its own, as far as the host has it; `notebooks_p50_s` and
 `notebooks_p99_s` are seconds from an idle session's question to its answer, and all words of its
-memory have to be right. Figures go to build/measurements/oversubscription.jsonl. Exit status 1
-where something is wrong; the figures decide nothing. Without a GPU it says that it was skipped.
+memory have to be right; the server's log is in build/measurements/notebooks.log. Figures go to
+build/measurements/oversubscription.jsonl. Exit status 1 where something is wrong; the figures
+decide nothing. Without a GPU it says that it was skipped.
 """
 
 from __future__ import annotations
@@ -283,12 +284,13 @@ def notebooks(bench: Bench, host: HostMemory, count: int, seconds: float) -> lis
             thread.join()
         for thread in threads:
             thread.told.kill()
-        moves = moves_of(node.server_log())
+        log = node.server_log()
+        moves = moves_of(log)
         if slower := re.findall(r"registers (\d+) MiB of host memory not", node.log.read_text()):
             moves += f"; not registered by the driver: {sum(map(int, slower))} MiB"
         kept = ROOT / "build" / "measurements" / "notebooks.log"
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(node.server_log())
+        kept.write_text(log)
     finally:
         node.close()
     if failure := next((t.failure for t in threads if t.failure), ""):

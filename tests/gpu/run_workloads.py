@@ -41,6 +41,17 @@ def once(
     words: Sequence[str], names: list[str], environment: dict[str, str], share: float
 ) -> Lines:
     """One process of an interpreter: its lines by workload."""
+    return once_and_errors(words, names, environment, share)[0]
+
+
+def once_and_errors(
+    words: Sequence[str],
+    names: list[str],
+    environment: dict[str, str],
+    share: float,
+    limit_seconds: float | None = None,
+) -> tuple[Lines, str]:
+    """The same, and what was on its standard error."""
     command = [*words, str(HERE / "workloads.py"), *names]
     done = subprocess.run(
         [*command, "--share-of-steps", str(share)],
@@ -48,11 +59,12 @@ def once(
         capture_output=True,
         text=True,
         check=False,
+        timeout=limit_seconds,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != len(names):
         raise SystemExit(f"exit status {done.returncode}\n{done.stderr[-3000:]}")
-    return {line["name"]: line for line in lines}
+    return {line["name"]: line for line in lines}, done.stderr
 
 
 def torch_version(python: Path | None = None) -> dict[str, str]:

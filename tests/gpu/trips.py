@@ -13,7 +13,6 @@ it was skipped.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -25,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "dev")]
 
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from run import Server, find_driver  # noqa: E402
-from run_workloads import torch_version  # noqa: E402
+from run_workloads import once_and_errors, torch_version  # noqa: E402
 
 NAMES = ("resnet50_train", "resnet50_infer_sent", "gpt2_train", "gpt2_generate")
 WANTED = {"resnet50_train_trips_set_up": 400}
@@ -35,26 +34,17 @@ WAITED = re.compile(r"sluice:\s+(\d+) round trips of (\w+)")
 
 
 def measure(server: Server, name: str, run: Run) -> list[Measurement]:
-    """One workload's; prints them. Raises RuntimeError."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "workloads.py"), name, "--share-of-steps", "0.05"],
-        env={**server.preloading("tcp"), "SLUICE_STATS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{name}: {done.stderr[-500:]}")
-    line = json.loads(lines[-1])
+    """One workload's; prints them."""
+    environment = {**server.preloading("tcp"), "SLUICE_STATS": "1"}
+    lines, errors = once_and_errors([sys.executable], [name], environment, 0.05, LIMIT_SECONDS)
+    line = lines[name]
     trips = {
         "start": line["start_trips"],
         "set_up": line["set_up_trips"],
         "step": line["round_trips"],
     }
     print(f"{name:24}" + "".join(f"{phase:>8} {count:7.1f}" for phase, count in trips.items()))
-    calls = sorted(WAITED.findall(done.stderr), key=lambda each: -int(each[0]))
+    calls = sorted(WAITED.findall(errors), key=lambda each: -int(each[0]))
     print(f"    {', '.join(f'{count} {call}' for count, call in calls[:MOST_CALLS])}", flush=True)
     return [
         run.record(f"{name}_trips_{phase}", count, "1", channel="tcp", limit=limit, better="lower")
@@ -83,8 +73,8 @@ def main() -> int:
             for workload in options.names:
                 try:
                     found += measure(server, workload, run)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    print(f"failed: {error}")
+                except (SystemExit, subprocess.TimeoutExpired) as error:
+                    print(f"failed: {workload}: {error}")
                     wrong = 1
         finally:
             server.close()
