@@ -10,10 +10,16 @@ there, and booked there itself, it is what its contexts have left where it was.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sluice.controller.pool.gpus.allocations import Allocations
 from sluice.controller.pool.model import GpuKey, Grant, Vgpu
+
+
+def taken(vgpus: Sequence[Vgpu]) -> tuple[int, int]:
+    """MiB, contexts included, and percent of compute, in all."""
+    mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
+    return mib, sum(vgpu.compute_percent for vgpu in vgpus)
 
 
 class KeptPlaces:
@@ -53,8 +59,7 @@ class KeptPlaces:
         there = [
             vgpu for booking in self._booked.values() for at, vgpu in booking.placed() if at == key
         ]
-        mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in there)
-        return mib, sum(vgpu.compute_percent for vgpu in there)
+        return taken(there)
 
     @contextlib.contextmanager
     def without(self, grant_id: str) -> Iterator[None]:

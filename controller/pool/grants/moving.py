@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants.kept_places import taken
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import Gpu, GpuKey, GpuMode, Grant, Vgpu
 from sluice.controller.pool.reservations.reservations import Resources
@@ -71,7 +72,7 @@ class MovePlaces:
         if not capacity.occupancy.admits(vgpus[0].sharing, grant.project, 1):
             return f"sessions run at once on GPU {key} (MPS)"
         if not self._has_room(grant, key, vgpus):
-            free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
+            free, (mib, percent) = self.free_for(grant, key), taken(vgpus)
             return (
                 f"GPU {key} has {max(0, free.memory_mib)} MiB and "
                 f"{max(0, free.compute_percent)} % free, and grant {grant.id} has {mib} MiB and "
@@ -98,8 +99,8 @@ class MovePlaces:
             places.drop(grant.id)
 
     def _has_room(self, grant: Grant, key: GpuKey, vgpus: Vgpus) -> bool:
-        free, (mib, percent) = self.free_for(grant, key), _taken(vgpus)
-        kept = _taken(self._ledger.places.of(grant.id))
+        free, (mib, percent) = self.free_for(grant, key), taken(vgpus)
+        kept = taken(self._ledger.places.of(grant.id))
         has_it = self._ledger.places.on(grant.id) == key.uuid
         if has_it and mib <= kept[0] and percent <= kept[1]:
             return True
@@ -164,12 +165,6 @@ def at(vgpus: Vgpus, uuid: str) -> Vgpus:
 def own_gpu(grant: Grant) -> GpuKey:
     """The GPU of a grant's first vGPU."""
     return next(key for key, _ in grant.placed())
-
-
-def _taken(vgpus: Vgpus) -> tuple[int, int]:
-    """MiB, contexts included, and percent."""
-    mib = sum(vgpu.memory_mib + vgpu.overhead_mib for vgpu in vgpus)
-    return mib, sum(vgpu.compute_percent for vgpu in vgpus)
 
 
 def _kind(gpu: Gpu) -> tuple[str, int, bool]:
