@@ -162,10 +162,19 @@ def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> No
     """Their figures are the table's; the first are there when a step of 15 s or two is over."""
     viewer = meet("viewer")
 
+    def promised() -> float:
+        """How many GPUs are promised now."""
+        gpus = busy.plane.rest.get("/gpus").json()["gpus"]
+        return sum(float(gpu["granted_percent"]) for gpu in gpus) / 100
+
     def is_drawn() -> bool:
+        """With a last step that is over since what the tests before this one promised ended."""
         viewer.open(f"/node?name={busy.plane.node}")
         viewer.page.locator(".history .spans").wait_for()
-        return viewer.page.locator(".history table tbody tr").count() >= 2
+        rows = viewer.page.locator(".history table tbody tr")
+        if rows.count() < 2:
+            return False
+        return f"{promised():.2f}" in (rows.last.text_content() or "")
 
     wait_for(is_drawn, seconds=120)
     page = viewer.page
@@ -177,15 +186,13 @@ def test_charts_are_drawn_and_read_by_the_keyboard(busy: Pool, meet: Meet) -> No
     first = slider.get_attribute("aria-valuetext") or ""
     page.keyboard.press("End")
     last = slider.get_attribute("aria-valuetext") or ""
-    gpus = busy.plane.rest.get("/gpus").json()["gpus"]
-    promised = sum(gpu["granted_percent"] for gpu in gpus) / 100
-    assert promised > 0
-    assert f"Promised {promised:g} GPUs" in last
+    assert promised() > 0
+    assert f"Promised {promised():g} GPUs" in last
     assert first[:19] < last[:19]
     page.get_by_text("The same figures as a table").click()
     rows = page.locator(".history tbody tr")
     assert last[:19] in rows.last.inner_text()
-    assert f"{promised:.2f}" in rows.last.inner_text()
+    assert f"{promised():.2f}" in rows.last.inner_text()
     assert not viewer.unaccessible()
     assert not viewer.is_too_wide()
     page.get_by_role("link", name="Last month").click()
