@@ -27,6 +27,8 @@ class Decoder {
     rest_ = rest_.subspan(n);
     return piece;
   }
+  // All that is left.
+  std::span<const std::byte> rest() { return bytes(rest_.size()); }
   bool ok() const { return ok_; }
 
  private:

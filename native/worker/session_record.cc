@@ -95,7 +95,8 @@ std::vector<std::byte> session_record(Session& s) {
     s.vgpus[i]->uuid = own_uuid(s, *s.vgpus[i]);
     fill(s, *s.vgpus[i], &r);
     fill_peers(s, *s.vgpus[i], &r);
-    r.abilities = wire::kAnswersLooks | wire::kTakesLargeCopies | (s.links ? wire::kLinksNodes : 0);
+    r.abilities = wire::kAnswersLooks | wire::kTakesLargeCopies | wire::kBuildsAhead |
+                  (s.links ? wire::kLinksNodes : 0);
     std::memcpy(all.data() + sizeof reply + sizeof head + i * sizeof r, &r, sizeof r);
   }
   return all;

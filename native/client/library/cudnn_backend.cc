@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptors of cuDNN's backend API on the client: attributes are kept here until finalize, which
 // sends the descriptor whole; a variant pack is only ever read by execute. What was built or
-// executed once with the same content is sent without waiting.
+// executed once with the same content is sent without waiting, and so is what says nothing by
+// itself: what cuDNN has against it comes with the first that is made of it and waited for.
 #include "client/library/cudnn_backend.h"
 
 #include <algorithm>
@@ -143,6 +144,58 @@ int32_t post_or_ask(Session* s, Device* d, uint16_t function, const std::vector<
   return static_cast<int32_t>(status);
 }
 
+// Whether a program learns of a descriptor only that it was made. The others may be refused for
+// what they ask of the node, or are asked what it found: engines and their configurations,
+// heuristics, plans, knobs and layouts, kernel caches, the device's properties; and what is new.
+constexpr bool says_nothing(int32_t type) {
+  constexpr int32_t kFirstThatSays = 2, kLastThatSays = 9, kKernelCache = 34, kProperties = 38;
+  constexpr int32_t kLastKnown = 43;
+  return type >= 0 && type <= kLastKnown && (type < kFirstThatSays || type > kLastThatSays) &&
+         type != kKernelCache && type != kProperties;
+}
+
+// Sends a descriptor that is made for the first time with what others of its kind were asked, and
+// keeps what it says.
+int32_t build_and_look(Session* s, Device* device, uint64_t id, int32_t type,
+                       std::vector<std::byte> body, const Key& key) {
+  State& state = State::get();
+  std::vector<wire::BackendQuestion> tree;
+  {
+    std::lock_guard lock(state.mutex);
+    tree = questions().tree(type);
+  }
+  put_padded(&body, tree.data(), tree.size() * sizeof tree[0]);
+  LongAnswer reply;
+  size_t got = 0;
+  if (s->exchange(ids::id_sluiceCudnnBackendBuild, body.data(), body.size(), {}, reply.all(), &got,
+                  nullptr, device->context()) != CUDA_SUCCESS ||
+      got < sizeof(int64_t))
+    return kExecutionFailed;
+  int64_t status;
+  std::memcpy(&status, reply.first(got).data(), sizeof status);
+  if (status != kSuccess) return static_cast<int32_t>(status);
+  learn(key);
+  std::lock_guard lock(state.mutex);
+  Descriptor* const d = find(id);
+  if (!d || tree.empty()) return kSuccess;
+  keep_said(state, reply.first(got).subspan(sizeof status), tree, {&d->content, 1});
+  d->looked = tree.size();
+  return kSuccess;
+}
+
+// Sends a descriptor whole; waits for what may be refused, unless the same was made before.
+int32_t build(Session* s, Device* device, uint64_t id, int32_t type,
+              const std::vector<std::byte>& body, const Key& key) {
+  const bool ahead = (device->record.abilities & wire::kBuildsAhead) != 0;
+  if (ahead && says_nothing(type))
+    return s->post(ids::id_sluiceCudnnBackendBuild, body.data(), body.size(), {}, nullptr,
+                   device->context()) == CUDA_SUCCESS
+               ? kSuccess
+               : kExecutionFailed;
+  if (ahead && !is_learned(key)) return build_and_look(s, device, id, type, body, key);
+  return post_or_ask(s, device, ids::id_sluiceCudnnBackendBuild, body, key, nullptr);
+}
+
 }  // namespace
 
 }  // namespace sluice::client::library::cudnn
@@ -218,10 +271,12 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
   if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
   std::vector<std::byte> body;
   Key key;
+  int32_t type;
   {
     std::lock_guard lock(State::get().mutex);
     Descriptor* d = find(id);
     if (!d || d->finalized) return kBadParam;
+    type = d->type;
     if (const int32_t e = seal(s, *device, d); e != kSuccess) return e;
     if (d->type == kVariantPack) {
       d->finalized = true;
@@ -236,8 +291,7 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
     key = d->content;
     key.add(device->index);
   }
-  const int32_t status =
-      post_or_ask(s, device, ids::id_sluiceCudnnBackendBuild, body, key, nullptr);
+  const int32_t status = build(s, device, id, type, body, key);
   std::lock_guard lock(State::get().mutex);
   if (Descriptor* d = find(id); d && status == kSuccess) {
     d->finalized = d->sent = true;

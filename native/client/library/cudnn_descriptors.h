@@ -3,13 +3,16 @@
 // functions: cudnn_backend.cc (building, executing), cudnn_get.cc (reading).
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "client/core/session.h"
+#include "client/library/cudnn_look.h"
 #include "client/library/object.h"
 #include "wire/cudnn_backend.h"
 
@@ -71,6 +74,26 @@ inline void put_padded(std::vector<std::byte>* body, const void* data, size_t n)
   body->insert(body->end(), at, at + n);
   body->resize(wire::round_up(body->size(), 8));
 }
+
+// What programs ask of descriptors, for the functions below; under State's mutex.
+LearnedQuestions& questions();
+
+// An answer of any length, of which only what comes takes memory.
+class LongAnswer {
+ public:
+  std::span<std::byte> all() { return {bytes_.get(), wire::kMaxAnswer}; }
+  std::span<const std::byte> first(size_t n) const {
+    return {bytes_.get(), std::min<size_t>(n, wire::kMaxAnswer)};
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_ =
+      std::make_unique_for_overwrite<std::byte[]>(wire::kMaxAnswer);
+};
+
+// Keeps what a look said of descriptors that are known by `contents`. Under State's mutex.
+void keep_said(State& state, std::span<const std::byte> reply,
+               std::span<const wire::BackendQuestion> tree, std::span<const Key> contents);
 
 // The session and the device of the thread's context; or a status of cuDNN's.
 int32_t begin(Session** s, Device** d);

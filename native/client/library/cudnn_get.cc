@@ -16,6 +16,14 @@ namespace {
 
 namespace ids = sluice::library;
 
+// Some 100 bytes each; setting up ResNet-50's training has 70,000.
+constexpr size_t kMostSaid = 1 << 18;
+
+// A program of ever new shapes asks for ever; then it asks again. Under State's mutex.
+void make_room(State& state) {
+  if (state.said.size() >= kMostSaid) state.said.clear();
+}
+
 // One call of cudnnBackendGetAttribute.
 struct Get {
   static constexpr int32_t kUnknown = -1;
@@ -32,6 +40,7 @@ struct Get {
   // kSuccess with `elements` filled, but for objects; a status; or kUnknown.
   int32_t from_known(Session* s, Device* device, int64_t* filled) {
     State& state = State::get();
+    bool is_new;
     {
       std::lock_guard lock(state.mutex);
       Descriptor* d = find(id_of(descriptor));
@@ -49,19 +58,20 @@ struct Get {
       }
       key = question_key(d->content, question);
       if (take_known(state, filled)) return kSuccess;
+      is_new = !questions().expects(d->type, question);
+      if (is_new) questions().asked(d->type, question);
       if (!(device->record.abilities & wire::kAnswersLooks) ||
-          !questions().expects(d->type, question)) {
-        questions().asked(d->type, question);
+          !questions().expects(d->type, question))
         return kUnknown;
-      }
     }
-    look(s, device);
+    look(s, device, is_new);
     std::lock_guard lock(state.mutex);
     return take_known(state, filled) ? kSuccess : kUnknown;
   }
 
-  // The same as others like it were asked, of this one and of all that came with it.
-  void look(Session* s, Device* device) {
+  // The same as others like it were asked, of this one and of all that came with it; only this
+  // question, if no other was asked it.
+  void look(Session* s, Device* device, bool only_this) {
     State& state = State::get();
     std::vector<wire::BackendQuestion> tree;
     std::vector<uint64_t> all;
@@ -70,33 +80,34 @@ struct Get {
       std::lock_guard lock(state.mutex);
       Descriptor* d = find(id_of(descriptor));
       if (!d) return;
-      tree = questions().tree(d->type);
+      tree = only_this ? questions().tree_of(question) : questions().tree(d->type);
       const std::vector<uint64_t> alone{id_of(descriptor)};
       for (const uint64_t id : d->siblings ? *d->siblings : alone) {
         Descriptor* one = find(id);
         if (!one || !one->sent || !one->finalized || one->type != d->type ||
-            one->looked >= tree.size() || all.size() == wire::kMaxBackendLooks)
+            all.size() == wire::kMaxBackendLooks)
           continue;
-        one->looked = tree.size();
+        if (!only_this) {
+          if (one->looked >= tree.size()) continue;
+          one->looked = tree.size();
+        }
         all.push_back(id);
         contents.push_back(one->content);
       }
     }
     if (all.empty()) return;
-    std::vector<std::byte> body, reply(wire::kMaxAnswer);
+    std::vector<std::byte> body;
+    LongAnswer reply;
     put(&body,
         wire::BackendLook{static_cast<uint32_t>(all.size()), static_cast<uint32_t>(tree.size())});
     put_padded(&body, all.data(), all.size() * 8);
     put_padded(&body, tree.data(), tree.size() * sizeof tree[0]);
     size_t got = 0;
-    if (s->exchange(ids::id_sluiceCudnnBackendLook, body.data(), body.size(), {}, reply, &got,
+    if (s->exchange(ids::id_sluiceCudnnBackendLook, body.data(), body.size(), {}, reply.all(), &got,
                     nullptr, device->context()) != CUDA_SUCCESS)
       return;
     std::lock_guard lock(state.mutex);
-    read_look(std::span(reply).first(std::min(got, reply.size())), tree, contents,
-              [&](const Key& of, std::span<const std::byte> answer) {
-                state.answers.emplace(of, std::vector<std::byte>(answer.begin(), answer.end()));
-              });
+    keep_said(state, reply.first(got), tree, contents);
   }
 
   // Posts what is known to give objects.
@@ -126,8 +137,9 @@ struct Get {
     if (question.requested > 0) std::memcpy(elements, reply.data() + 16, got - 16);
     State& state = State::get();
     std::lock_guard lock(state.mutex);
+    make_room(state);
     const auto end = reply.begin() + static_cast<ptrdiff_t>(got);
-    state.answers.emplace(key, std::vector<std::byte>(reply.begin() + 8, end));
+    state.said.emplace(key, std::vector<std::byte>(reply.begin() + 8, end));
     return kSuccess;
   }
 
@@ -151,14 +163,9 @@ struct Get {
   }
 
  private:
-  static LearnedQuestions& questions() {
-    static auto* all = new LearnedQuestions;
-    return *all;
-  }
-
   bool take_known(State& state, int64_t* filled) const {
-    const auto it = state.answers.find(key);
-    if (it == state.answers.end()) return false;
+    const auto it = state.said.find(key);
+    if (it == state.said.end()) return false;
     ++state.hits;
     std::memcpy(filled, it->second.data(), 8);
     if (!wants_objects() && question.requested > 0)
@@ -176,6 +183,19 @@ struct Get {
 };
 
 }  // namespace
+
+LearnedQuestions& questions() {
+  static auto* all = new LearnedQuestions;
+  return *all;
+}
+
+void keep_said(State& state, std::span<const std::byte> reply,
+               std::span<const wire::BackendQuestion> tree, std::span<const Key> contents) {
+  make_room(state);
+  read_look(reply, tree, contents, [&](const Key& of, std::span<const std::byte> answer) {
+    state.said.emplace(of, std::vector<std::byte>(answer.begin(), answer.end()));
+  });
+}
 
 }  // namespace sluice::client::library::cudnn
 

@@ -91,18 +91,27 @@ std::vector<wire::BackendQuestion> LearnedQuestions::tree(int32_t kind) const {
   return all;
 }
 
+std::vector<wire::BackendQuestion> LearnedQuestions::tree_of(const Question& question) const {
+  std::vector<Question> all;
+  add(question, 0, 0, &all);
+  return all;
+}
+
 void LearnedQuestions::add(int32_t kind, uint32_t parent, int depth,
                            std::vector<Question>* tree) const {
   const auto found = of_kind_.find(kind);
   if (found == of_kind_.end()) return;
-  for (Question q : found->second) {
-    if (tree->size() == kMostOfTree) return;
-    q.parent = parent;
-    tree->push_back(q);
-    if (asks_for_descriptors(q) && depth + 1 < kDeepest)
-      add(static_cast<int32_t>(q.target_type), static_cast<uint32_t>(tree->size()), depth + 1,
-          tree);
-  }
+  for (const Question& q : found->second) add(q, parent, depth, tree);
+}
+
+void LearnedQuestions::add(Question question, uint32_t parent, int depth,
+                           std::vector<Question>* tree) const {
+  if (tree->size() == kMostOfTree) return;
+  question.parent = parent;
+  tree->push_back(question);
+  if (asks_for_descriptors(question) && depth + 1 < kDeepest)
+    add(static_cast<int32_t>(question.target_type), static_cast<uint32_t>(tree->size()), depth + 1,
+        tree);
 }
 
 Key question_key(const Key& descriptor, const wire::BackendQuestion& question) {

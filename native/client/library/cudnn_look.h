@@ -25,9 +25,12 @@ class LearnedQuestions {
   bool expects(int32_t kind, const Question& question) const;
   // What will be asked of one of this kind, and of the descriptors that it gives.
   std::vector<Question> tree(int32_t kind) const;
+  // The same of one question.
+  std::vector<Question> tree_of(const Question& question) const;
 
  private:
   void add(int32_t kind, uint32_t parent, int depth, std::vector<Question>* tree) const;
+  void add(Question question, uint32_t parent, int depth, std::vector<Question>* tree) const;
 
   std::map<int32_t, std::vector<Question>> of_kind_;
 };

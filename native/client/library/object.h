@@ -51,6 +51,8 @@ struct State {
   HandleTable<Object> objects{Kind::kLibraryObject};
   std::unordered_set<Key, KeyHash> learned;
   std::unordered_map<Key, std::vector<std::byte>, KeyHash> answers;
+  // What cuDNN's descriptors said (cudnn_get.cc), apart: a plan's are thousands.
+  std::unordered_map<Key, std::vector<std::byte>, KeyHash> said;
   KeptObjects kept;
   uint64_t hits = 0;
   uint64_t computed = 0;  // counts results that no key can know

@@ -94,6 +94,7 @@ class Sealing {
   explicit Sealing(uint32_t type) : is_tensor_(type == kTensor) {}
 
   void add(const LibraryObject& child) {
+    if (refused_ == kSuccess) refused_ = child.refused;
     if (!child.by_value) return;
     all_.tensors.insert(child.by_value->tensors.begin(), child.by_value->tensors.end());
   }
@@ -111,9 +112,12 @@ class Sealing {
     one_ = true;
     for (size_t i = 0; i < raw.size() / sizeof(int64_t); ++i) one_ = one_ && number(i) == 1;
   }
-  // A value has room for one number; a tensor of more by value would be read beyond it.
-  bool fits() const { return understood_ && (!is_tensor_ || !by_value_ || one_); }
-  bool understood() const { return understood_; }
+  // Whether it can be told cuDNN at all.
+  bool sound() const { return understood_ && refused_ == kSuccess; }
+  // The status of what is in it and was not made, or of itself as far as it is known beforehand.
+  int64_t status() const {
+    return refused_ != kSuccess ? refused_ : fits() ? kSuccess : kNotSupported;
+  }
   std::shared_ptr<const ByValue> seal() {
     if (is_tensor_ && by_value_) all_.tensors.insert(id_);
     if (all_.tensors.empty()) return nullptr;
@@ -121,9 +125,12 @@ class Sealing {
   }
 
  private:
+  // A value has room for one number; a tensor of more by value would be read beyond it.
+  bool fits() const { return understood_ && (!is_tensor_ || !by_value_ || one_); }
+
   const bool is_tensor_;
   bool by_value_ = false, one_ = true, understood_ = true;
-  int64_t id_ = 0;
+  int64_t id_ = 0, refused_ = kSuccess;
   ByValue all_;
 };
 
@@ -160,9 +167,8 @@ void build(Session& s, const Command& c, Reply& reply) {
     return s.reject("BackendBuild makes no sense");
   if (!s.use_context(c.header.context)) return;
   const Backend& b = Backend::get_all();
-  if (!b.whole) return answer(c, kNotSupported, "BackendBuild", reply);
   Descriptor made = nullptr;
-  int64_t status = b.create(static_cast<int32_t>(request.type), &made);
+  int64_t status = b.whole ? b.create(static_cast<int32_t>(request.type), &made) : kNotSupported;
   std::vector<std::byte> values;
   Sealing sealing(request.type);
   // Whatever is wrong with the command, what was made is not left behind.
@@ -178,18 +184,29 @@ void build(Session& s, const Command& c, Reply& reply) {
     if (!d.ok()) return s.reject("BackendBuild is cut short");
     if (!elements(s, a, raw, &values, &sealing))
       return s.reject("BackendBuild names what the session does not have");
-    if (status == kSuccess && sealing.understood())
+    if (status == kSuccess && sealing.sound())
       status = b.set(made, static_cast<int32_t>(a.name), static_cast<int32_t>(a.type),
                      static_cast<int64_t>(a.count), a.count ? values.data() : nullptr);
   }
-  if (!sealing.fits()) status = kNotSupported;
+  std::vector<wire::BackendQuestion> questions;
+  const auto asked = d.rest();
+  if (!c.answered() && !asked.empty()) return s.reject("BackendBuild asks, and waits for nothing");
+  if (!take_questions(s, asked, &questions)) return;
+  if (status == kSuccess) status = sealing.status();
   if (status == kSuccess) status = b.finalize(made);
+  LibraryObject object{ids::k_cudnn_backend, made};
   if (status == kSuccess) {
-    LibraryObject object{ids::k_cudnn_backend, made};
     object.by_value = sealing.seal();
     if (Libraries::get().objects.add(request.id, object)) unfinished.release();
+  } else if (!c.answered()) {
+    object.pointer = nullptr;
+    object.refused = status;
+    Libraries::get().objects.add(request.id, object);
   }
-  answer(c, status, "cudnnBackendFinalize", reply);
+  if (!c.answered()) return;  // who makes something of it, or asks it, is told
+  reply.put(status);
+  if (status == kSuccess && !questions.empty() && Libraries::get().objects.get(request.id, &object))
+    look_at(object, questions, reply);
 }
 
 // Descriptors for the client's ids, which a look may have got already; none where cuDNN says no.
@@ -235,7 +252,7 @@ void get(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("BackendGet is cut short");
   if (!s.use_context(c.header.context)) return;
   const Backend& b = Backend::get_all();
-  int64_t status = b.whole ? kSuccess : kNotSupported, count = 0;
+  int64_t status = b.whole ? from.refused : kNotSupported, count = 0;
   std::vector<std::byte> values(std::max<size_t>(room, 8));
   if (status == kSuccess && request.targets > 0) {
     std::vector<uint64_t> targets(request.targets);
@@ -265,7 +282,7 @@ void destroy(Session& s, const Command& c, Reply&) {
     return s.reject("BackendDestroy names a descriptor that the session does not have");
   if (!Libraries::get().objects.take(request.id, &gone) || gone.life.use_count() > 1)
     return s.reject("BackendDestroy ends a descriptor that another call is using");
-  if (s.use_context(c.header.context)) Backend::get_all().destroy(gone.pointer);
+  if (gone.pointer && s.use_context(c.header.context)) Backend::get_all().destroy(gone.pointer);
 }
 
 void execute(Session& s, const Command& c, Reply& reply) {
@@ -276,6 +293,7 @@ void execute(Session& s, const Command& c, Reply& reply) {
   if (!object(request.handle, ids::k_cudnn, &handle) ||
       !object(request.plan, ids::k_cudnn_backend, &plan))
     return s.reject("BackendExecute names what the session does not have");
+  if (plan.refused != kSuccess) return answer(c, plan.refused, "cudnnBackendExecute", reply);
   const auto uids = piece(d, uint64_t{request.pointers} * 8);
   const auto words = piece(d, uint64_t{request.pointers} * 8);
   const auto values = piece(d, request.value_bytes);

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
+#include "wire/cudnn_backend.h"
 #include "worker/dispatch.h"
+#include "worker/library/library.h"
 
 namespace sluice::worker {
 
@@ -25,5 +29,11 @@ struct Backend {
 
 // BackendLook: answers what its client will ask of descriptors, all at once.
 void look_at_backend(Session& s, const Command& c, Reply& reply);
+// The questions of a command's body; false: the session is rejected.
+bool take_questions(Session& s, std::span<const std::byte> raw,
+                    std::vector<wire::BackendQuestion>* questions);
+// Puts what they find at one descriptor into the reply.
+void look_at(const LibraryObject& one, std::span<const wire::BackendQuestion> questions,
+             Reply& reply);
 
 }  // namespace sluice::worker

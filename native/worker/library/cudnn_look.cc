@@ -29,6 +29,7 @@ class Look {
 
   // What is asked of one of the client's.
   void at(const LibraryObject& one) {
+    if (one.refused != kSuccess) return refuse(one.refused);
     Got got;
     at(one.pointer, 0, &got);
     // The one that it will ask for is not known; most have one.
@@ -48,6 +49,14 @@ class Look {
         nested(from, q, i + 1, got);
       else
         plain(from, q);
+    }
+  }
+
+  void refuse(int64_t status) {
+    for (const wire::BackendQuestion& q : questions_) {
+      if (q.parent != 0 || over_) continue;
+      if (!has_room(0)) return over();
+      put(status, 0);
     }
   }
 
@@ -140,6 +149,26 @@ class Look {
 
 }  // namespace
 
+bool take_questions(Session& s, std::span<const std::byte> raw,
+                    std::vector<wire::BackendQuestion>* questions) {
+  questions->resize(raw.size() / sizeof(wire::BackendQuestion));
+  if (questions->size() > wire::kMaxBackendLooks || raw.size() % sizeof(wire::BackendQuestion) != 0)
+    return s.reject("a descriptor of cuDNN's is asked more, or less, than whole questions"), false;
+  if (!raw.empty()) std::memcpy(questions->data(), raw.data(), raw.size());
+  for (uint32_t i = 0; i < questions->size(); ++i) {
+    const uint32_t parent = (*questions)[i].parent;
+    if (parent > i || (parent && (*questions)[parent - 1].type != wire::kBackendDescriptor))
+      return s.reject("a descriptor of cuDNN's is asked what hangs by no question before it"),
+             false;
+  }
+  return true;
+}
+
+void look_at(const LibraryObject& one, std::span<const wire::BackendQuestion> questions,
+             Reply& reply) {
+  Look(Backend::get_all(), questions, reply).at(one);
+}
+
 void look_at_backend(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& request = d.fixed<wire::BackendLook>();
@@ -149,13 +178,8 @@ void look_at_backend(Session& s, const Command& c, Reply& reply) {
   const auto ids = d.bytes(uint64_t{request.descriptors} * 8);
   const auto asked = d.bytes(uint64_t{request.questions} * sizeof(wire::BackendQuestion));
   if (!d.ok()) return s.reject("BackendLook is cut short");
-  std::vector<wire::BackendQuestion> questions(request.questions);
-  if (!asked.empty()) std::memcpy(questions.data(), asked.data(), asked.size());
-  for (uint32_t i = 0; i < questions.size(); ++i) {
-    const uint32_t parent = questions[i].parent;
-    if (parent > i || (parent && questions[parent - 1].type != wire::kBackendDescriptor))
-      return s.reject("BackendLook has a question that hangs by none before it");
-  }
+  std::vector<wire::BackendQuestion> questions;
+  if (!take_questions(s, asked, &questions)) return;
   std::vector<LibraryObject> all;
   for (uint32_t i = 0; i < request.descriptors; ++i) {
     uint64_t id;

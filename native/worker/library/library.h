@@ -75,6 +75,8 @@ struct LibraryObject {
   std::array<int64_t, 3> sizes{-1, -1, -1};
   // Of cuDNN's backend descriptors: the tensors passed by value that they lead to.
   std::shared_ptr<const struct ByValue> by_value{};
+  // Of one that cuDNN refused after its caller had gone on: its status; there is no pointer then.
+  int64_t refused = 0;
   std::shared_ptr<ObjectLife> life{};
   std::shared_ptr<const std::vector<std::unique_ptr<ObjectHold>>> holds{};
   // What the object may point to, by the function that set it and what it set.

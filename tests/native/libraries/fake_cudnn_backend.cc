@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN's backend functions in the stand-in of cuDNN: they touch all memory that they are given,
-// succeed, and say of a descriptor what follows from what it was made of. Compiled into it beside
+// succeed, and say of a descriptor what follows from what it was made of. One that has the
+// attribute kRefused is not finalized, with the status that is its value. Compiled into it beside
 // the generated functions.
 #include <atomic>
 #include <map>
@@ -29,11 +30,18 @@ uint8_t sum(const void* at, uint64_t n) {
 volatile uint8_t g_sum;
 
 constexpr int64_t kDescriptors = 2;
+constexpr int32_t kRefused = 9999;
 std::mutex g_mutex;
 
 // What each descriptor is, made of its kind, its attributes and where it came from.
 std::map<void*, uint64_t>& contents() {
   static std::map<void*, uint64_t> all;
+  return all;
+}
+
+// Of those that have one: the status that they get.
+std::map<void*, int32_t>& refusals() {
+  static std::map<void*, int32_t> all;
   return all;
 }
 
@@ -53,14 +61,20 @@ SLUICE_PUBLIC int32_t cudnnBackendCreateDescriptor(int32_t type, void** descript
 SLUICE_PUBLIC int32_t cudnnBackendDestroyDescriptor(void* descriptor) {
   std::lock_guard lock(g_mutex);
   contents().erase(descriptor);
+  refusals().erase(descriptor);
   return 0;
 }
-SLUICE_PUBLIC int32_t cudnnBackendFinalize(void*) { return 0; }
+SLUICE_PUBLIC int32_t cudnnBackendFinalize(void* descriptor) {
+  std::lock_guard lock(g_mutex);
+  const auto it = refusals().find(descriptor);
+  return it == refusals().end() ? 0 : it->second;
+}
 SLUICE_PUBLIC int32_t cudnnBackendSetAttribute(void* descriptor, int32_t name, int32_t type,
                                                int64_t count, const void* elements) {
   const uint8_t all = sum(elements, bytes(type, count));
   g_sum = all;
   std::lock_guard lock(g_mutex);
+  if (name == kRefused) refusals()[descriptor] = *static_cast<const int32_t*>(elements);
   uint64_t& content = contents()[descriptor];
   content = mix(mix(content, static_cast<uint64_t>(name)), all);
   return 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What programs ask of cuDNN's descriptors: one by one at first, then all of it in one answer, and
-// the same either way.
+// the same either way. What they make without waiting, and what becomes of it that cuDNN refuses.
 #include <dlfcn.h>
 
+#include "client/library/cudnn_descriptors.h"
 #include "client/library/cudnn_look.h"
 #include "client/library/object.h"
 #include "client/objects/device.h"
@@ -16,6 +17,15 @@ int32_t cudnnBackendSetAttribute(void* descriptor, int32_t name, int32_t type, i
                                  const void* elements);
 int32_t cudnnBackendGetAttribute(void* descriptor, int32_t name, int32_t type, int64_t requested,
                                  int64_t* count, void* elements);
+int32_t cudnnCreate(void** handle);
+int32_t cudnnDestroy(void* handle);
+int32_t cudnnCreateTensorDescriptor(void** descriptor);
+int32_t cudnnDestroyTensorDescriptor(void* descriptor);
+int32_t cudnnSetTensor4dDescriptor(void* descriptor, int32_t format, int32_t type, int32_t n,
+                                   int32_t c, int32_t h, int32_t w);
+int32_t cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void* handle, int32_t mode,
+                                                             int32_t operations, void* activation,
+                                                             void* x, size_t* bytes);
 }
 
 namespace sluice::test {
@@ -27,6 +37,8 @@ using client::library::State;
 using wire::BackendQuestion;
 
 constexpr int32_t kHeuristics = 6, kConfiguration = 3, kEngine = 2, kOther = 7;
+constexpr int32_t kTensor = 17, kConvolution = 10, kGraph = 15;
+constexpr int32_t kRefusedWith = 9999, kInt32 = 23;
 constexpr int32_t kResults = 402, kConfigurationEngine = 300, kIndex = 401, kNotes = 403;
 constexpr int32_t kInt64 = 3, kObjects = 15;
 constexpr int64_t kAskedFor = 5;
@@ -39,16 +51,19 @@ class Looking : public RoundTrip {
     looks(true);
     std::lock_guard lock(State::get().mutex);
     State::get().learned.clear();
-    State::get().answers.clear();
+    State::get().said.clear();
+    client::library::cudnn::questions() = {};
   }
   void TearDown() override {
     for (void* d : made_) EXPECT_EQ(cudnnBackendDestroyDescriptor(d), 0);
     looks(false);
     RoundTrip::TearDown();
   }
+  // A worker of today, or one that knows neither looks nor what waits for nothing.
   static void looks(bool on) {
+    constexpr uint64_t kBoth = wire::kAnswersLooks | wire::kBuildsAhead;
     uint64_t& abilities = client::Session::get()->devices()[0]->record.abilities;
-    abilities = on ? abilities | wire::kAnswersLooks : abilities & ~wire::kAnswersLooks;
+    abilities = on ? abilities | kBoth : abilities & ~kBoth;
   }
   void* create(int32_t type) {
     void* d = nullptr;
@@ -61,6 +76,16 @@ class Looking : public RoundTrip {
     EXPECT_EQ(cudnnBackendSetAttribute(d, 400, kInt64, 1, &value), 0);
     EXPECT_EQ(cudnnBackendFinalize(d), 0);
     return d;
+  }
+  // Of a kind, made of others; `status`: what it is to be refused with. Its own is the result.
+  int32_t make(void** made, int32_t type, const std::vector<void*>& of, int32_t status = 0) {
+    *made = create(type);
+    const auto set = [&](int32_t name, int32_t element, size_t count, const void* at) {
+      EXPECT_EQ(cudnnBackendSetAttribute(*made, name, element, static_cast<int64_t>(count), at), 0);
+    };
+    if (!of.empty()) set(700, kObjects, of.size(), of.data());
+    if (status != 0) set(kRefusedWith, kInt32, 1, &status);
+    return cudnnBackendFinalize(*made);
   }
   int64_t number(void* from, int32_t name) {
     int64_t value = 0, count = 0;
@@ -126,7 +151,7 @@ TEST_F(Looking, WhatOthersWereAskedComesInOneAnswer) {
   // The same of the same, one by one.
   {
     std::lock_guard lock(State::get().mutex);
-    State::get().answers.clear();
+    State::get().said.clear();
   }
   looks(false);
   const uint64_t one_by_one = trips();
@@ -189,6 +214,116 @@ TEST_F(Looking, CudnnIsAskedOnceForMoreAndForFewer) {
   EXPECT_EQ(counted("fake_cudnn_got"), looked);  // the look had it
   EXPECT_LE(looked - before, 1 + 3 * 2);         // and asked once; the engines for each question
   EXPECT_EQ(ask(build(33), 8), fewer);
+}
+
+TEST_F(Looking, WhoWaitsForADescriptorIsToldWhatOthersWereAsked) {
+  read(build(51));
+  read(build(52));
+  const uint64_t before = trips();
+  const std::vector<int64_t> together = read(build(53));
+  EXPECT_EQ(trips() - before, 1u);  // finalize
+  {
+    std::lock_guard lock(State::get().mutex);
+    State::get().said.clear();
+  }
+  EXPECT_EQ(read(build(53)), together);
+}
+
+// A question that nobody has asked is asked of all that came in one answer.
+TEST_F(Looking, ANewQuestionIsAskedOfAllThatCameTogether) {
+  std::vector<void*> found{create(kEngine), create(kEngine)};
+  int64_t count = 0;
+  void* first = build(61);
+  EXPECT_EQ(cudnnBackendGetAttribute(first, kResults, kObjects, 2, &count, found.data()), 0);
+  const uint64_t before = trips();
+  const int64_t one = number(found[0], 7001), two = number(found[1], 7001);
+  EXPECT_EQ(trips() - before, 1u);
+  {
+    std::lock_guard lock(State::get().mutex);
+    State::get().said.clear();
+  }
+  looks(false);
+  EXPECT_EQ(number(found[0], 7001), one);
+  EXPECT_EQ(number(found[1], 7001), two);
+}
+
+TEST_F(Looking, NobodyWaitsForWhatOnlyHoldsAttributes) {
+  const uint64_t before = trips();
+  void *tensor, *operation, *graph, *heuristics;
+  EXPECT_EQ(make(&tensor, kTensor, {}), 0);
+  EXPECT_EQ(make(&operation, kConvolution, {tensor, tensor}), 0);
+  EXPECT_EQ(make(&graph, kGraph, {operation}), 0);
+  EXPECT_EQ(trips() - before, 0u);
+  EXPECT_EQ(make(&heuristics, kHeuristics, {graph}), 0);
+  EXPECT_EQ(trips() - before, 1u);
+  for (void* d : made_) EXPECT_EQ(cudnnBackendDestroyDescriptor(d), 0);
+  made_.clear();
+  drain();
+  EXPECT_EQ(on_node(), 1);
+}
+
+TEST_F(Looking, WhatIsMadeOfARefusedDescriptorIsRefusedWithItsStatus) {
+  for (const bool ahead : {true, false}) {
+    looks(ahead);
+    void *tensor, *operation, *graph, *heuristics;
+    EXPECT_EQ(make(&tensor, kTensor, {}, 2007), ahead ? 0 : 2007);
+    if (!ahead) break;
+    EXPECT_EQ(make(&operation, kConvolution, {tensor}), 0);
+    EXPECT_EQ(make(&graph, kGraph, {operation}), 0);
+    // again, and not as what was made before
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(make(&heuristics, kHeuristics, {graph}), 2007);
+      int64_t value = 0, count = 0;
+      EXPECT_EQ(cudnnBackendGetAttribute(heuristics, kIndex, kInt64, 1, &count, &value), 2004);
+    }
+    int64_t value = 0, count = 0;
+    for (const int32_t name : {800, 801, 801})  // a new question, and one that is known
+      EXPECT_EQ(cudnnBackendGetAttribute(operation, name, kInt64, 1, &count, &value), 2007);
+    void* target = create(kTensor);
+    EXPECT_EQ(cudnnBackendGetAttribute(graph, 802, kObjects, 1, &count, &target), 2007);
+    EXPECT_EQ(make(&graph, kGraph, {target}), 2004) << "it is not finalized";
+    // The session is as it was.
+    EXPECT_EQ(make(&tensor, kTensor, {}), 0);
+    EXPECT_EQ(make(&heuristics, kHeuristics, {tensor}), 0);
+    number(heuristics, kIndex);
+  }
+  for (void* d : made_) EXPECT_EQ(cudnnBackendDestroyDescriptor(d), 0);
+  made_.clear();
+  looks(true);
+  drain();
+  EXPECT_EQ(on_node(), 1);
+}
+
+// ResNet-50's plans say some 70,000 things; with them the sizes of its batch normalizations were
+// forgotten, and asked again.
+TEST_F(Looking, WhatDescriptorsSayIsBoundedAndNoCallsAnswerGoesWithIt) {
+  void *handle, *tensor;
+  ASSERT_EQ(cudnnCreate(&handle), 0);
+  ASSERT_EQ(cudnnCreateTensorDescriptor(&tensor), 0);
+  ASSERT_EQ(cudnnSetTensor4dDescriptor(tensor, 0, 0, 64, 64, 56, 56), 0);
+  const auto ask = [&] {
+    size_t bytes = 0;
+    EXPECT_EQ(
+        cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, 1, 0, nullptr, tensor, &bytes),
+        0);
+  };
+  ask();
+  auto& said = State::get().said;
+  {
+    std::lock_guard lock(State::get().mutex);
+    for (uint64_t i = 0; said.size() < 1 << 18; ++i) {
+      Key key;
+      key.add(i);
+      said.emplace(key, std::vector<std::byte>(16));
+    }
+  }
+  number(build(71), kIndex);
+  EXPECT_LT(said.size(), 100u);
+  const uint64_t before = trips();
+  ask();
+  EXPECT_EQ(trips(), before);
+  EXPECT_EQ(cudnnDestroyTensorDescriptor(tensor), 0);
+  EXPECT_EQ(cudnnDestroy(handle), 0);
 }
 
 TEST(LearnedQuestions, AreBoundedAndHangTogether) {

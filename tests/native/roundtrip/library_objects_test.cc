@@ -2,6 +2,7 @@
 // Objects of NVIDIA's libraries live as long as something works with them, and end once.
 #include "library/objects.h"
 #include "tests/native/roundtrip/library_proofs.h"
+#include "wire/cudnn_backend.h"
 
 namespace sluice::test {
 namespace {
@@ -136,6 +137,93 @@ TEST_F(LibraryProofs, CommunicatorsInUseAreAborted) {
   fake().instead.erase("ncclSend");
   EXPECT_TRUE(ended);
   EXPECT_EQ(calls("ncclCommAbort"), 1u);
+}
+
+// cuDNN's backend descriptors: what nobody waited for and was refused, and questions behind what
+// is waited for.
+class BackendBuilds : public LibraryProofs {
+ protected:
+  static constexpr uint64_t kInt64 = 3, kInt32 = 23, kOwnKind = 15;
+  static constexpr uint64_t kRefusedWith = 9999;  // fake_cudnn_backend.cc
+
+  static uint64_t id(uint32_t slot) { return handle_id(HandleKind::kLibraryObject, 300 + slot); }
+  template <class T>
+  static ValidFrame command(uint16_t function, bool answered, const T& head,
+                            const std::vector<uint64_t>& tail) {
+    ValidFrame f;
+    f.function = function;
+    f.answered = answered;
+    f.words.resize(sizeof head / 8);
+    std::memcpy(f.words.data(), &head, sizeof head);
+    f.words.insert(f.words.end(), tail.begin(), tail.end());
+    return f;
+  }
+  static ValidFrame build(uint32_t slot, bool answered, std::vector<uint64_t> attribute,
+                          const std::vector<uint64_t>& questions = {}) {
+    attribute.insert(attribute.end(), questions.begin(), questions.end());
+    return command(ids::id_sluiceCudnnBackendBuild, answered, wire::BackendBuild{id(slot), 10, 1},
+                   attribute);
+  }
+  static std::vector<uint64_t> plain() { return {900 | kInt64 << 32, 1, 16}; }
+  static std::vector<uint64_t> refused(int32_t status) {
+    return {kRefusedWith | kInt32 << 32, 1, static_cast<uint64_t>(status)};
+  }
+  static std::vector<uint64_t> made_of(uint32_t slot) {
+    return {700 | kOwnKind << 32, 1, id(slot)};
+  }
+  static ValidFrame get(uint32_t slot) {
+    return command(ids::id_sluiceCudnnBackendGet, true,
+                   wire::BackendGet{id(slot), 905, kInt64, 1, 0, 0}, {});
+  }
+};
+
+TEST_F(BackendBuilds, WhatNobodyWaitedForTellsItsStatusToAllThatIsMadeOfIt) {
+  EXPECT_TRUE(send(build(1, false, refused(2007))).accepted);
+  EXPECT_TRUE(send(build(2, false, made_of(1))).accepted);
+  EXPECT_EQ(send(build(3, true, made_of(2))).status, 2007);
+  EXPECT_EQ(send(get(2)).status, 2007);
+  EXPECT_EQ(send(command(ids::id_sluiceCudnnBackendLook, true, wire::BackendLook{1, 1},
+                         {id(2), 905 | kInt64 << 32, 1, 0}))
+                .status,
+            2007);
+  EXPECT_EQ(send(command(ids::id_sluiceCudnnBackendExecute, true,
+                         wire::BackendExecute{library_object(ids::k_cudnn), id(2), 0, 0, 0}, {}))
+                .status,
+            2007);
+  for (const uint32_t slot : {2u, 1u})
+    EXPECT_TRUE(
+        send(command(ids::id_sluiceCudnnBackendDestroy, false, wire::BackendDestroy{id(slot)}, {}))
+            .accepted);
+  expect_rejected(get(2), "a descriptor that has ended");
+}
+
+TEST_F(BackendBuilds, WhatIsRefusedWhileSomebodyWaitsIsNotThere) {
+  EXPECT_EQ(send(build(1, true, refused(3000))).status, 3000);
+  expect_rejected(get(1), "a descriptor that its client knows not to be there");
+}
+
+TEST_F(BackendBuilds, TwoOfOneIdEndTheSession) {
+  EXPECT_TRUE(send(build(1, false, refused(2007))).accepted);
+  expect_rejected(build(1, false, plain()), "an id that a refused one has");
+}
+
+TEST_F(BackendBuilds, QuestionsAreWholeAndHangTogether) {
+  const std::vector<uint64_t> question{905 | kInt64 << 32, 1, 0};
+  EXPECT_EQ(send(build(1, true, plain(), question)).status, 0);
+  const auto rejected = [&](bool answered, std::vector<uint64_t> questions, const char* what) {
+    fresh();
+    expect_rejected(build(2, answered, plain(), questions), what);
+  };
+  rejected(false, question, "a question that nobody waits for");
+  rejected(true, {905 | kInt64 << 32, 1}, "two thirds of a question");
+  rejected(true, {905 | kInt64 << 32, 1, 1ull << 32}, "a question that hangs by none");
+  std::vector<uint64_t> many;
+  for (int i = 0; i < 257; ++i) many.insert(many.end(), question.begin(), question.end());
+  rejected(true, many, "257 questions");
+  // What they ask is the node's to bound.
+  fresh();
+  EXPECT_EQ(send(build(3, true, plain(), {905 | kInt64 << 32, 1ull << 40, 0})).status, 0);
+  EXPECT_EQ(send(build(4, true, plain(), {905 | kOwnKind << 32, ~0ull, 3})).status, 0);
 }
 
 }  // namespace
