@@ -73,6 +73,16 @@ def away(plane: ControlPlane, network: BreakingNetwork, how: str) -> Iterator[No
     network.silence(False)
 
 
+def not_over(plane: ControlPlane, programs: list[Prompted]) -> str:
+    """What is left when all have been told to end."""
+    running = [program for program in programs if program.process.poll() is None]
+    sessions, records = plane.sessions(), plane.worker_records()
+    return (
+        f"the grants to return: {len(plane.grants())} have not; {len(running)} programs run, "
+        f"{len(records)} workers; sessions: {sessions[:3]}"
+    )
+
+
 def test_five_hundred_lose_and_regain_their_network_at_once(tmp_path: Path) -> None:
     try:
         find_native("libcuda.so.1")
@@ -96,7 +106,12 @@ def test_five_hundred_lose_and_regain_their_network_at_once(tmp_path: Path) -> N
             assert len(before) == MANY
             for program in programs:
                 program.say("quit")
-            wait_for(lambda: not plane.grants(), LIMIT, "the grants to return", longest_pause=1)
+            wait_for(
+                lambda: not plane.grants(),
+                LIMIT,
+                lambda: not_over(plane, programs),
+                longest_pause=1,
+            )
         finally:
             for program in programs:
                 program.kill()

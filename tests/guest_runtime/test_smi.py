@@ -78,6 +78,13 @@ def output(pool: StaticPool, *words: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def idle(pool: StaticPool) -> StaticPool:
+    """The pool, when what the tests before ran has left it: a server hears of an end a bit later."""
+    wait_for(lambda: "No running processes found" in output(pool), message="nobody to run")
+    return pool
+
+
 def hostile_program(folder: Path) -> Path:
     """Python under a name that would draw on a terminal and break CSV and XML."""
     program = folder / "a,<b>&\x1b[31m\u202e\x07\"c'"
@@ -98,12 +105,12 @@ def test_the_table_is_nvidias(pool: StaticPool) -> None:
     assert plain == TABLE
 
 
-def test_the_table_without_a_program_shows_the_idle_slice(pool: StaticPool) -> None:
-    before = pool.sessions()
-    shown = output(pool)
+def test_the_table_without_a_program_shows_the_idle_slice(idle: StaticPool) -> None:
+    before = idle.sessions()
+    shown = output(idle)
     assert "|       0MiB /    512MiB |" in shown
     assert f"|  {'No running processes found':<87}|" in shown
-    assert pool.sessions() == before, "looking takes nothing"
+    assert idle.sessions() == before, "looking takes nothing"
 
 
 def test_the_list_has_name_and_uuid(pool: StaticPool) -> None:
@@ -112,13 +119,13 @@ def test_the_list_has_name_and_uuid(pool: StaticPool) -> None:
         assert output(pool, "-L") == output(pool, "--list-gpus") == line
 
 
-def test_queries_of_gpus(pool: StaticPool) -> None:
+def test_queries_of_gpus(idle: StaticPool) -> None:
     fields = (
         "index,gpu_name,memory.total,memory.used,memory.free,utilization.gpu,temperature.gpu,"
         "power.draw,power.limit,clocks.sm,pstate,persistence_mode,fan.speed,serial,compute_cap"
     )
     ask = f"--query-gpu={fields}"
-    head, row = output(pool, ask, "--format=csv").splitlines()
+    head, row = output(idle, ask, "--format=csv").splitlines()
     assert head == (
         "index, name, memory.total [MiB], memory.used [MiB], memory.free [MiB], "
         "utilization.gpu [%], temperature.gpu, power.draw [W], power.limit [W], "
@@ -130,10 +137,10 @@ def test_queries_of_gpus(pool: StaticPool) -> None:
         *("0", "Sluice software GPU (CPU)", "512 MiB", "0 MiB", "512 MiB", "37 %", "41"),
         *("700.00 W", "1001 MHz", "P0", "Enabled", "[N/A]", "[N/A]", "9.0"),
     ]
-    bare = output(pool, ask, "--format=csv,noheader,nounits").splitlines()
+    bare = output(idle, ask, "--format=csv,noheader,nounits").splitlines()
     assert len(bare) == 1
     assert bare[0].split(", ")[2:6] == ["512", "0", "512", "37"]
-    apart = output(pool, "--query-gpu", "index", "--format", "noheader,csv")
+    apart = output(idle, "--query-gpu", "index", "--format", "noheader,csv")
     assert apart == "0\n"
 
 
@@ -146,19 +153,19 @@ def test_every_field_of_nvidias_is_taken(pool: StaticPool) -> None:
         assert all(f'"{field}"' in shown for field in fields)
 
 
-def test_queries_of_processes(pool: StaticPool) -> None:
+def test_queries_of_processes(idle: StaticPool) -> None:
     ask = "--query-compute-apps=pid,process_name,used_memory,gpu_uuid"
-    assert output(pool, ask, "--format=csv") == (
+    assert output(idle, ask, "--format=csv") == (
         "pid, process_name, used_gpu_memory [MiB], gpu_uuid\n"
     )
-    with VgpuUser(pool.environment()) as user:
-        _, row = output(pool, ask, "--format=csv").splitlines()
+    with VgpuUser(idle.environment()) as user:
+        _, row = output(idle, ask, "--format=csv").splitlines()
         name = os.path.realpath(sys.executable)
         assert row == f"{user.pid}, {name}, 64 MiB, {user.uuid}"
 
 
-def test_the_log_and_its_sections(pool: StaticPool) -> None:
-    whole = output(pool, "-q")
+def test_the_log_and_its_sections(idle: StaticPool) -> None:
+    whole = output(idle, "-q")
     assert whole.startswith("\n==============NVSMI LOG==============\n\nTimestamp")
     for title, value in (
         ("Attached GPUs", "1"),
@@ -170,11 +177,11 @@ def test_the_log_and_its_sections(pool: StaticPool) -> None:
         ("    VBIOS Version", "N/A"),
     ):
         assert f"\n{title:<51}: {value}\n" in whole
-    memory = output(pool, "-q", "-d", "memory,PIDS")
+    memory = output(idle, "-q", "-d", "memory,PIDS")
     assert "FB Memory Usage" in memory
     assert "Processes" in memory
     assert "Temperature" not in memory
-    power = output(pool, "-q", "--display=POWER")
+    power = output(idle, "-q", "--display=POWER")
     assert "Power Draw" in power
     assert "Memory" not in power
 
