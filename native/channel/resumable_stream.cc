@@ -143,14 +143,12 @@ void ResumableStream::broke(const Link& link, bool closed) {
 }
 
 // Not called by whoever reads. What came before the end is still to be had: it may be the worker's
-// last words, after which no connection follows.
+// last words, or a client's good-bye, after which no connection follows.
 void ResumableStream::failed(const Link& link, bool closed) {
-  const bool last = link->stream->is_last();
-  if (last || (terms_.silent_ns > 0 && !link->stream->knows_silence())) {
-    std::unique_lock reads(read_mutex_, std::try_to_lock);
-    if (!reads && last) return;  // whoever reads comes to the end as well
-    if (reads) take_in(link);
-  }
+  std::unique_lock reads(read_mutex_, std::try_to_lock);
+  if (!reads && link->stream->is_last()) return;  // whoever reads comes to the end as well
+  if (!reads && closed) return link->cut();       // … and has what came before it
+  if (reads) take_in(link);
   broke(link, closed);
 }
 
@@ -296,8 +294,10 @@ void ResumableStream::acknowledge() {
     // One that does not read now is told when it asks again.
     if (!there || !there->stream->writable()) return;
     if (send_record(there, nullptr, 0, 0, 0)) continue;
-    // One that was ended is found so by whoever reads, which may be the caller.
-    if (!there->stream->is_last()) broke(there, was_reset());
+    // One that was ended is found so by whoever reads, which may be the caller, or looks.
+    const bool reset = was_reset();
+    if (there->stream->is_last()) return;
+    reset ? there->cut() : broke(there, false);
     return;
   }
 }
@@ -438,7 +438,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
   iovec part{&said, sizeof said};
   if (!link->stream->begin() || !link->stream->write(&part, 1) || !hear(*link, &hello))
     return false;
-  std::lock_guard sending(write_mutex_);
+  std::unique_lock sending(write_mutex_);
   {
     std::lock_guard reads(read_mutex_);
     std::lock_guard lock(mutex_);
@@ -453,8 +453,13 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (on_connection) on_connection(link->socket);
     changed_.notify_all();
   }
-  const SendLimit limit(link->socket, terms_.takes_some_seconds);
-  if (!send_again(link, hello.received)) broke(link, true);
+  bool sent;
+  {
+    const SendLimit limit(link->socket, terms_.takes_some_seconds);
+    sent = send_again(link, hello.received);
+  }
+  sending.unlock();
+  if (!sent) failed(link, true);
   return true;
 }
 

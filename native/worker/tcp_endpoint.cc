@@ -92,8 +92,10 @@ class TcpEndpoint : public Endpoint {
   int connection() const override { return resumable_ ? -1 : socket_; }
   bool lost() override {
     let_removed_device_go();
-    return resumable_ ? resumable_->look(channel::kSilentMs)
-                      : channel::unheard_of(socket_, kUnheardMs);
+    if (!resumable_) return channel::unheard_of(socket_, kUnheardMs);
+    const bool over = resumable_->look(channel::kSilentMs);
+    if (resumable_->pending()) wake_one();  // it took in what came before an end
+    return over;
   }
   bool closed_by_client() override { return resumable_ && resumable_->was_closed(); }
   bool resumable() const override { return resumable_ != nullptr; }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <thread>
 
 #include "channel/resumption.h"
@@ -279,6 +280,46 @@ Ends tcp_pair() {
   const int far = accept(listener, nullptr, nullptr);
   close(listener);
   return {near, far};
+}
+
+// A process that says good-bye and ends: its kernel resets the connection where it had not read
+// all, and no other connection brings its last words.
+class LastWords : public testing::Test {
+ protected:
+  void SetUp() override {
+    const Ends ends = tcp_pair();
+    stream_.emplace(over(ends.a), ResumableStream::Terms{60 * kSecond, 60 * kSecond});
+    const wire::StreamRecord record{sizeof kBye, 0, 0};
+    ASSERT_GT(write(ends.b, &record, sizeof record), 0);
+    ASSERT_GT(write(ends.b, kBye, sizeof kBye), 0);
+    const linger at_once{1, 0};
+    ASSERT_EQ(setsockopt(ends.b, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once), 0);
+    close(ends.b);
+    pollfd reset{ends.a, 0, 0};
+    ASSERT_EQ(poll(&reset, 1, 60'000), 1);
+  }
+  void expect_words() {
+    EXPECT_TRUE(stream_->was_closed());
+    char got[32];
+    const iovec part{got, sizeof got};
+    EXPECT_EQ(stream_->read_present(&part, 1), static_cast<ssize_t>(sizeof kBye));
+    stream_->end();
+  }
+
+  static constexpr char kBye[] = "good-bye";
+  std::optional<ResumableStream> stream_;
+};
+
+TEST_F(LastWords, AreNotLostToWhoeverLooks) {
+  EXPECT_FALSE(stream_->look(10'000));
+  expect_words();
+}
+
+TEST_F(LastWords, AreNotLostToWhoeverWrites) {
+  char answer[] = "an answer";
+  iovec part{answer, sizeof answer};
+  EXPECT_TRUE(stream_->write(&part, 1)) << "it is kept";
+  expect_words();
 }
 
 TEST(ResumableStream, WhoStandsStillOnALiveMachineIsFoundByHisSilence) {
