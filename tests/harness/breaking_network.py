@@ -31,6 +31,8 @@ class Connection:
     left: list[int | None]
     passed: int = 0  #: bytes, in both directions
     hides_ends: bool = False  #: where one end closes it the other is not told
+    directions: int = 2  #: that are passed on
+    is_cut: bool = False  #: after so many bytes
 
     def cut(self) -> None:
         """Both ends see it closed."""
@@ -158,11 +160,18 @@ class BreakingNetwork:
                     left[direction] = most - len(got)
         if connection.hides_ends:
             return
-        connection.cut()
+        # Like a network: what was sent before an end is passed on, in the other direction as well.
+        if is_cut := left[direction] == 0:
+            connection.cut()
+        else:
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
         with self._lock:
-            if connection in self._live:
-                self._live.remove(connection)
-                self.cuts += left[direction] == 0
+            self.cuts += is_cut and not connection.is_cut
+            connection.is_cut |= is_cut
+            connection.directions -= 1
+            if connection.directions > 0:
                 return
+            self._live.remove(connection)
         connection.near.close()  # whoever is through last
         connection.far.close()
