@@ -50,8 +50,8 @@ prepare-rigs: build/.base
 test-rdma: build/.rdma programs native ## sessions over RDMA, on soft RoCE in a guest: programs, forks, hostile peers, links that go down
 	$(PY) -m pytest $(PYTEST_FLAGS) -q -s --durations=8 --basetemp=$$(mktemp -d /tmp/rdma-XXXX) -m rdma tests/rdma
 
-test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks, memory that moves: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_MEMORY_SECONDS (25), SLUICE_CHAOS_SEED
-	$(PY) -m pytest $(PYTEST_FLAGS) -q -s -m chaos tests/chaos
+test-chaos: build/.rig programs native ## kills, pauses, cut cables, jumping clocks, memory that moves: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_MEMORY_SECONDS (25), SLUICE_CHAOS_SEED
+	$(PY) -m pytest $(PYTEST_FLAGS) -q -s -m chaos tests/chaos tests/withstand
 
 test-vsphere: build/.vsphere programs native guest-bundle ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
 	$(PY) -m pytest $(PYTEST_FLAGS) -q --durations=8 -m vsphere tests/vsphere

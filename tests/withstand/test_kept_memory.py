@@ -282,6 +282,7 @@ def test_what_is_kept_makes_room_for_what_is_to_be_ready(plane: ControlPlane, be
     environment={"SLUICE_SOFTGPU_MEMORY_MIB": "128"},
     metrics={},
 )
+@pytest.mark.chaos
 def test_sessions_that_are_out_in_part_in_turns_never_have_more_than_there_is(
     plane: ControlPlane, begin: Begin
 ) -> None:

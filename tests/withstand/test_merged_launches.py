@@ -86,6 +86,7 @@ def state_of(plane: ControlPlane, grant: str, program: subprocess.Popen[str]) ->
     return str(shown["state"]) if shown else "running"
 
 
+@pytest.mark.chaos
 @CHANNELS
 @pytest.mark.control_plane(suspend=SUSPEND)
 def test_suspended_again_and_again_it_computes_the_same(

@@ -115,6 +115,7 @@ def test_only_the_difference_is_moved(plane: ControlPlane, begin: Begin) -> None
     is_right(one)
 
 
+@pytest.mark.chaos
 def test_twenty_four_that_are_mostly_idle(plane: ControlPlane, begin: Begin) -> None:
     subjects = [begin(mib=8, SLUICE_GMEM="10", SLUICE_RATIO="4") for _ in range(24)]
     for _ in range(2):

@@ -136,6 +136,7 @@ def test_shares_outlive_the_server(plane: ControlPlane, start: Start) -> None:
     assert_part(small, large, 20)
 
 
+@pytest.mark.chaos
 def test_sixty_four_sessions_on_one_gpu_each_get_on(start: Start) -> None:
     programs = [start(SLUICE_RATIO="1") for _ in range(64)]
     for program in programs:
