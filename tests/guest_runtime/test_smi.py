@@ -80,7 +80,7 @@ def output(pool: StaticPool, *words: str) -> str:
 
 @pytest.fixture
 def idle(pool: StaticPool) -> StaticPool:
-    """The pool, when what the tests before ran has left it: a server hears of an end a bit later."""
+    """The pool, when what the tests before ran has left it: a server hears of ends a bit later."""
     wait_for(lambda: "No running processes found" in output(pool), message="nobody to run")
     return pool
 
