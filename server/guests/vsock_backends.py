@@ -37,6 +37,8 @@ AGAIN_SECONDS = 1.0
 #: Of its log, which its guest can drive; what is beyond is not written. As much again is kept of
 #: the one before.
 LOG_MIB = 8
+#: Of it, what is looked at for its last line.
+LAST_BYTES = 400
 #: Starts a program that can make no file longer (`ulimit` counts in 512 bytes), and hears so by an
 #: error in place of a signal.
 BOUNDED = ("/bin/sh", "-c", f"trap '' XFSZ; ulimit -f {LOG_MIB << 11}; exec \"$@\"", "sh")
@@ -199,9 +201,18 @@ class VsockBackend:
         until = loop.time() + START_SECONDS
         while not (self._sockets.device.exists() and self._sockets.guest.exists()):
             if self._running is None or loop.time() > until:
-                ended = "has ended" if self._running is None else "does not listen"
+                ended = f"has ended{self._said()}" if self._running is None else "does not listen"
                 raise BackendError(f"{self._program} {ended}; its log is {self._log}")
             await asyncio.sleep(0.02)
+
+    def _said(self) -> str:
+        """The last line of its log, in brackets; "": it said nothing."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log_file:
+            log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - LAST_BYTES))
+            lines = log_file.read(LAST_BYTES).decode(errors="replace").splitlines()
+            if lines:
+                return f" ({''.join(c if c.isprintable() else '?' for c in lines[-1])})"
+        return ""
 
     def _follow(self, pid: int, pidfd: int) -> None:
         self._running = _Running(pid, pidfd)

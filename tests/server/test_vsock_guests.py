@@ -153,7 +153,12 @@ def test_a_guest_fills_no_disk_through_its_devices_log(short_path: Path, program
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("no-such-program", "is not on this host"), ("/bin/false", "has ended")]
+    ("name", "wanted"),
+    [
+        ("no-such-program", "is not on this host"),
+        ("/bin/false", "has ended; its log"),
+        ("/bin/cat", r"has ended \(.*cat --help.*\); its log"),
+    ],
 )
 def test_a_device_without_a_process_is_said(short_path: Path, name: str, wanted: str) -> None:
     async def check() -> None:
