@@ -17,6 +17,7 @@ int32_t cudnnBackendSetAttribute(void* descriptor, int32_t name, int32_t type, i
                                  const void* elements);
 int32_t cudnnBackendGetAttribute(void* descriptor, int32_t name, int32_t type, int64_t requested,
                                  int64_t* count, void* elements);
+int32_t cudnnBackendExecute(void* handle, void* plan, void* pack);
 int32_t cudnnCreate(void** handle);
 int32_t cudnnDestroy(void* handle);
 int32_t cudnnCreateTensorDescriptor(void** descriptor);
@@ -260,6 +261,53 @@ TEST_F(Looking, NobodyWaitsForWhatOnlyHoldsAttributes) {
   made_.clear();
   drain();
   EXPECT_EQ(on_node(), 1);
+}
+
+// As PyTorch does for each convolution of another shape: the heuristics, the plan and the first
+// execution are waited for, and nothing else.
+TEST_F(Looking, APlanOfANewShapeTakesThreeRoundTrips) {
+  constexpr int32_t kPlan = 5, kPack = 16, kHeuristicsOfCudnn = 4;
+  constexpr int32_t kWorkspace = 402, kUniqueIds = 1000, kPointers = 1001, kPackWorkspace = 1003;
+  constexpr int32_t kPointer = 6;
+  void* handle;
+  ASSERT_EQ(cudnnCreate(&handle), 0);
+  const auto convolve = [&](int64_t shape) {
+    void *x, *y, *operation, *graph, *heuristics, *plan;
+    x = create(kTensor);
+    EXPECT_EQ(cudnnBackendSetAttribute(x, 902, kInt64, 1, &shape), 0);
+    EXPECT_EQ(cudnnBackendFinalize(x), 0);
+    EXPECT_EQ(make(&y, kTensor, {}), 0);
+    EXPECT_EQ(make(&operation, kConvolution, {x, y}), 0);
+    EXPECT_EQ(make(&graph, kGraph, {operation}), 0);
+    EXPECT_EQ(make(&heuristics, kHeuristicsOfCudnn, {graph}), 0);
+    const std::vector<int64_t> said = read(heuristics);
+    void* configuration = create(kConfiguration);
+    int64_t count = 0;
+    EXPECT_EQ(cudnnBackendGetAttribute(heuristics, kResults, kObjects, 1, &count, &configuration),
+              0);
+    EXPECT_EQ(make(&plan, kPlan, {configuration}), 0);
+    number(plan, kWorkspace);
+    void* pack = create(kPack);
+    const int64_t ids[] = {1, 2};
+    void* pointers[] = {reinterpret_cast<void*>(world().memory),
+                        reinterpret_cast<void*>(world().memory + 4096)};
+    void* workspace = reinterpret_cast<void*>(world().memory + 8192);
+    EXPECT_EQ(cudnnBackendSetAttribute(pack, kUniqueIds, kInt64, 2, ids), 0);
+    EXPECT_EQ(cudnnBackendSetAttribute(pack, kPointers, kPointer, 2, pointers), 0);
+    EXPECT_EQ(cudnnBackendSetAttribute(pack, kPackWorkspace, kPointer, 1, &workspace), 0);
+    EXPECT_EQ(cudnnBackendFinalize(pack), 0);
+    EXPECT_EQ(cudnnBackendExecute(handle, plan, pack), 0);
+    return said;
+  };
+  convolve(1);
+  convolve(2);
+  uint64_t before = trips();
+  const std::vector<int64_t> third = convolve(3);
+  EXPECT_EQ(trips() - before, 3u);
+  before = trips();
+  EXPECT_EQ(convolve(3), third);
+  EXPECT_EQ(trips() - before, 0u) << "all of it is known";
+  EXPECT_EQ(cudnnDestroy(handle), 0);
 }
 
 TEST_F(Looking, WhatIsMadeOfARefusedDescriptorIsRefusedWithItsStatus) {
