@@ -295,7 +295,7 @@ void ResumableStream::acknowledge() {
     if (!there || !there->stream->writable()) return;
     if (send_record(there, nullptr, 0, 0, 0)) continue;
     // One that was ended is found so by whoever reads, which may be the caller, or looks.
-    const bool reset = was_reset();
+    const bool reset = was_reset() && there->stream->socket_of_it() >= 0;
     if (there->stream->is_last()) return;
     reset ? there->cut() : broke(there, false);
     return;
