@@ -16,7 +16,7 @@ namespace {
 
 namespace ids = sluice::library;
 
-// Some 100 bytes each; setting up ResNet-50's training has 70,000.
+// Some 100 bytes each; a plan's heuristics say thousands.
 constexpr size_t kMostSaid = 1 << 18;
 
 // A program of ever new shapes asks for ever; then it asks again. Under State's mutex.

@@ -342,8 +342,8 @@ TEST_F(Looking, WhatIsMadeOfARefusedDescriptorIsRefusedWithItsStatus) {
   EXPECT_EQ(on_node(), 1);
 }
 
-// ResNet-50's plans say some 70,000 things; with them the sizes of its batch normalizations were
-// forgotten, and asked again.
+// The plans of one model say tens of thousands of things; where these filled the table of calls'
+// answers, the sizes of batch normalizations were forgotten with them, and asked again.
 TEST_F(Looking, WhatDescriptorsSayIsBoundedAndNoCallsAnswerGoesWithIt) {
   void *handle, *tensor;
   ASSERT_EQ(cudnnCreate(&handle), 0);
