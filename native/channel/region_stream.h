@@ -103,7 +103,6 @@ class RegionStream : public Stream {
   bool begin() override;
   Line line() const override { return gone() ? Line::kClosed : Line::kUp; }
   bool unheard_of(uint32_t) const override { return false; }
-  bool knows_silence() const override { return false; }
   uint32_t round_trip_us() const override;
   bool is_last() const override { return end_->over() || (link_ == 0 && gone()); }
   uint32_t last_words(std::string* why) override { return end_->last_words(why); }

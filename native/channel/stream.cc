@@ -44,12 +44,6 @@ bool Stream::unheard_of(uint32_t milliseconds) const {
   return channel::unheard_of(socket_, milliseconds);
 }
 
-bool Stream::knows_silence() const {
-  tcp_info info{};
-  socklen_t n = sizeof info;
-  return getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &n) == 0;
-}
-
 uint32_t Stream::round_trip_us() const { return channel::round_trip_us(socket_); }
 
 ssize_t Stream::receive(msghdr* message) const {

@@ -69,9 +69,8 @@ class Stream {
   // The socket that is closed with it; -1: none.
   int socket_of_it() const { return socket_; }
   // Whether nothing has been acknowledged for so long although something is under way, where the
-  // kernel can tell that (knows_silence()).
+  // kernel can tell that.
   virtual bool unheard_of(uint32_t milliseconds) const;
-  virtual bool knows_silence() const;
   virtual uint32_t round_trip_us() const;
   // Whether no connection can follow this one: the session itself was ended.
   virtual bool is_last() const { return false; }
