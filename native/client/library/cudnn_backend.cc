@@ -31,6 +31,13 @@ Descriptor* find(uint64_t id) {
   return it == descriptors().end() ? nullptr : &it->second;
 }
 
+int32_t post(Session* s, Device* d, uint16_t function, const std::vector<std::byte>& body,
+             Stream* work) {
+  return s->post(function, body.data(), body.size(), {}, work, d->context()) == CUDA_SUCCESS
+             ? kSuccess
+             : kExecutionFailed;
+}
+
 int32_t begin(Session** s, Device** d) {
   *s = Session::get();
   if (!*s) return kNotInitialized;
@@ -127,18 +134,15 @@ void learn(const Key& key) {
 }
 
 // Posts what is known to succeed; else asks, and learns from success.
-int32_t post_or_ask(Session* s, Device* d, uint16_t function, const std::vector<std::byte>& body,
-                    const Key& key, Stream* work) {
-  const uint32_t context = d->context();
-  if (is_learned(key))
-    return s->post(function, body.data(), body.size(), {}, work, context) == CUDA_SUCCESS
-               ? kSuccess
-               : kExecutionFailed;
+int32_t post_or_ask_to_execute(Session* s, Device* d, const std::vector<std::byte>& body,
+                               const Key& key, Stream* work) {
+  constexpr uint16_t kFunction = ids::id_sluiceCudnnBackendExecute;
+  if (is_learned(key)) return post(s, d, kFunction, body, work);
   int64_t status = kInternalError;
   size_t got = 0;
   const CUresult e =
-      s->exchange(function, body.data(), body.size(), {},
-                  {reinterpret_cast<std::byte*>(&status), sizeof status}, &got, work, context);
+      s->exchange(kFunction, body.data(), body.size(), {},
+                  {reinterpret_cast<std::byte*>(&status), sizeof status}, &got, work, d->context());
   if (e != CUDA_SUCCESS || got < sizeof status) return kExecutionFailed;
   if (status == kSuccess) learn(key);
   return static_cast<int32_t>(status);
@@ -154,13 +158,16 @@ constexpr bool says_nothing(int32_t type) {
          type != kKernelCache && type != kProperties;
 }
 
-// Sends a descriptor that is made for the first time with what others of its kind were asked, and
-// keeps what it says.
-int32_t build_and_look(Session* s, Device* device, uint64_t id, int32_t type,
-                       std::vector<std::byte> body, const Key& key) {
+// Sends a descriptor whole. One that may be refused, and was not made before, is waited for: it is
+// sent with what others of its kind were asked, and what it says is kept.
+int32_t build(Session* s, Device* device, uint64_t id, int32_t type, std::vector<std::byte> body,
+              const Key& key) {
+  const bool ahead = (device->record.abilities & wire::kBuildsAhead) != 0;
+  if ((ahead && says_nothing(type)) || is_learned(key))
+    return post(s, device, ids::id_sluiceCudnnBackendBuild, body, nullptr);
   State& state = State::get();
   std::vector<wire::BackendQuestion> tree;
-  {
+  if (ahead) {
     std::lock_guard lock(state.mutex);
     tree = questions().tree(type);
   }
@@ -181,19 +188,6 @@ int32_t build_and_look(Session* s, Device* device, uint64_t id, int32_t type,
   keep_said(state, reply.first(got).subspan(sizeof status), tree, {&d->content, 1});
   d->looked = tree.size();
   return kSuccess;
-}
-
-// Sends a descriptor whole; waits for what may be refused, unless the same was made before.
-int32_t build(Session* s, Device* device, uint64_t id, int32_t type,
-              const std::vector<std::byte>& body, const Key& key) {
-  const bool ahead = (device->record.abilities & wire::kBuildsAhead) != 0;
-  if (ahead && says_nothing(type))
-    return s->post(ids::id_sluiceCudnnBackendBuild, body.data(), body.size(), {}, nullptr,
-                   device->context()) == CUDA_SUCCESS
-               ? kSuccess
-               : kExecutionFailed;
-  if (ahead && !is_learned(key)) return build_and_look(s, device, id, type, body, key);
-  return post_or_ask(s, device, ids::id_sluiceCudnnBackendBuild, body, key, nullptr);
 }
 
 }  // namespace
@@ -291,7 +285,7 @@ int32_t sluice_library_backend_finalize(void* descriptor) {
     key = d->content;
     key.add(device->index);
   }
-  const int32_t status = build(s, device, id, type, body, key);
+  const int32_t status = build(s, device, id, type, std::move(body), key);
   std::lock_guard lock(State::get().mutex);
   if (Descriptor* d = find(id); d && status == kSuccess) {
     d->finalized = d->sent = true;
@@ -357,7 +351,7 @@ static int32_t execute(void* handle, void* plan, void* pack) {
     put_padded(&body, words.data(), n * 8);
     put_padded(&body, values.data(), values.size());
   }
-  return post_or_ask(s, device, ids::id_sluiceCudnnBackendExecute, body, key, work);
+  return post_or_ask_to_execute(s, device, body, key, work);
 }
 
 int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {

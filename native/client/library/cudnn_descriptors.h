@@ -98,4 +98,8 @@ void keep_said(State& state, std::span<const std::byte> reply,
 // The session and the device of the thread's context; or a status of cuDNN's.
 int32_t begin(Session** s, Device** d);
 
+// Sends a command that nobody waits for.
+int32_t post(Session* s, Device* d, uint16_t function, const std::vector<std::byte>& body,
+             Stream* work);
+
 }  // namespace sluice::client::library::cudnn

@@ -40,7 +40,7 @@ struct Get {
   // kSuccess with `elements` filled, but for objects; a status; or kUnknown.
   int32_t from_known(Session* s, Device* device, int64_t* filled) {
     State& state = State::get();
-    bool is_new;
+    bool is_new;  // nobody has asked it of one of this kind
     {
       std::lock_guard lock(state.mutex);
       Descriptor* d = find(id_of(descriptor));
@@ -59,10 +59,8 @@ struct Get {
       key = question_key(d->content, question);
       if (take_known(state, filled)) return kSuccess;
       is_new = !questions().expects(d->type, question);
-      if (is_new) questions().asked(d->type, question);
-      if (!(device->record.abilities & wire::kAnswersLooks) ||
-          !questions().expects(d->type, question))
-        return kUnknown;
+      const bool will_be_asked = !is_new || questions().asked(d->type, question);
+      if (!(device->record.abilities & wire::kAnswersLooks) || !will_be_asked) return kUnknown;
     }
     look(s, device, is_new);
     std::lock_guard lock(state.mutex);
@@ -110,13 +108,9 @@ struct Get {
     keep_said(state, reply.first(got), tree, contents);
   }
 
-  // Posts what is known to give objects.
+  // What is known to give objects.
   int32_t post(Session* s, Device* device) const {
-    const std::vector<std::byte> body = this->body();
-    return s->post(ids::id_sluiceCudnnBackendGet, body.data(), body.size(), {}, nullptr,
-                   device->context()) == CUDA_SUCCESS
-               ? kSuccess
-               : kExecutionFailed;
+    return cudnn::post(s, device, ids::id_sluiceCudnnBackendGet, body(), nullptr);
   }
 
   int32_t ask(Session* s, Device* device, uint32_t bytes, int64_t* filled) const {

@@ -72,10 +72,12 @@ class Reader {
 
 }  // namespace
 
-void LearnedQuestions::asked(int32_t kind, const Question& question) {
-  if (question.requested > kMostRequested || expects(kind, question)) return;
+bool LearnedQuestions::asked(int32_t kind, const Question& question) {
+  if (expects(kind, question)) return true;
   auto& all = of_kind_[kind];
-  if (all.size() < kMostOfKind) all.push_back(question);
+  if (question.requested > kMostRequested || all.size() == kMostOfKind) return false;
+  all.push_back(question);
+  return true;
 }
 
 bool LearnedQuestions::expects(int32_t kind, const Question& question) const {

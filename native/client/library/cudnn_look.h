@@ -21,7 +21,8 @@ class LearnedQuestions {
  public:
   using Question = wire::BackendQuestion;
 
-  void asked(int32_t kind, const Question& question);
+  // False: it is not learned, as it asks for too much or too many are asked already.
+  bool asked(int32_t kind, const Question& question);
   bool expects(int32_t kind, const Question& question) const;
   // What will be asked of one of this kind, and of the descriptors that it gives.
   std::vector<Question> tree(int32_t kind) const;
