@@ -150,13 +150,8 @@ class BackendBuilds : public LibraryProofs {
   template <class T>
   static ValidFrame command(uint16_t function, bool answered, const T& head,
                             const std::vector<uint64_t>& tail) {
-    ValidFrame f;
-    f.function = function;
-    f.answered = answered;
-    f.words.resize(sizeof head / 8);
-    std::memcpy(f.words.data(), &head, sizeof head);
-    f.words.insert(f.words.end(), tail.begin(), tail.end());
-    return f;
+    return make("", function, answered, "", head,
+                {reinterpret_cast<const char*>(tail.data()), tail.size() * sizeof tail[0]});
   }
   static ValidFrame build(uint32_t slot, bool answered, std::vector<uint64_t> attribute,
                           const std::vector<uint64_t>& questions = {}) {
