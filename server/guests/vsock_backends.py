@@ -26,6 +26,7 @@ from typing import Any
 from sluice.hypervisor.vsock_devices import UserSockets, cids_for
 from sluice.server.guests.foreign_folders import given_folder, own_folder
 from sluice.server.listeners.peers import PeerGone, open_process, start_time_of
+from sluice.server.sessions.logs import end_of
 
 log = logging.getLogger("sluice.server")
 
@@ -207,12 +208,11 @@ class VsockBackend:
 
     def _said(self) -> str:
         """The last line of its log, in brackets; "": it said nothing."""
-        with contextlib.suppress(OSError), self._log.open("rb") as log_file:
-            log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - LAST_BYTES))
-            lines = log_file.read(LAST_BYTES).decode(errors="replace").splitlines()
-            if lines:
-                return f" ({''.join(c if c.isprintable() else '?' for c in lines[-1])})"
-        return ""
+        try:
+            lines = end_of(self._log, LAST_BYTES).splitlines()
+        except OSError:
+            return ""
+        return f" ({''.join(c if c.isprintable() else '?' for c in lines[-1])})" if lines else ""
 
     def _follow(self, pid: int, pidfd: int) -> None:
         self._running = _Running(pid, pidfd)

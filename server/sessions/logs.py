@@ -68,15 +68,19 @@ def session_log_path(folder: Path, session_id: str) -> Path:
     return folder / "session" / f"{session_id}.log"
 
 
+def end_of(path: Path, most_bytes: int) -> str:
+    """The last so many bytes of a log; raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+        return file.read(most_bytes).decode(errors="replace")
+
+
 def read_session_log(folder: Path, session_id: str, tail_bytes: int) -> str:
     """The end of a session's log; raises FileNotFoundError with what to do."""
     if not re.fullmatch(r"[0-9a-f]{1,32}", session_id):
         raise FileNotFoundError(f"{session_id!r} is no session id")
     path = session_log_path(folder, session_id)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - tail_bytes))
-            return file.read(tail_bytes).decode(errors="replace")
+        return end_of(path, tail_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is not there (rotated away?)") from None
