@@ -134,14 +134,18 @@ class VsockGuests:
 
     async def remove(self, uuid: str, reason: str) -> None:
         """Ends every session that came by the domain's device and serves it no more."""
+        programs = len(self.programs(uuid))
         guest = self._guests.pop(uuid, None)
         if guest is None:
             return
+        backend = guest.backend
+        had = backend.sockets() if backend else 0
         for listener in guest.listeners:
             await listener.close()
         await self._end_all(guest, End(EndCause.CHANNEL_REMOVED, reason))
-        if guest.backend:
-            guest.backend.close()
+        if backend:
+            await backend.until_heard(had - programs)
+            backend.close()
         log.info("vsock of domain %s leaves: %s", guest.owner.name, reason)
 
     async def stopped(self, uuid: str, reason: str) -> None:

@@ -35,6 +35,9 @@ RECORDS = "vsock-backends"
 START_SECONDS = 10.0
 #: Before one that ended by itself is started again.
 AGAIN_SECONDS = 1.0
+#: For its guest to hear of the ends of connections, before it is ended itself: one that is paused
+#: hears nothing.
+HEARD_SECONDS = 10.0
 #: Of its log, which its guest can drive; what is beyond is not written. As much again is kept of
 #: the one before.
 LOG_MIB = 8
@@ -98,6 +101,26 @@ class VsockBackend:
         """Starts it, or finds the one that an earlier server started; raises BackendError."""
         if self._running is None and not self._find():
             await self._start()
+
+    def sockets(self) -> int:
+        """How many its process has open; 0 where that cannot be seen."""
+        found = set()
+        with contextlib.suppress(OSError):
+            for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(str(descriptor.readlink()))
+        return sum(name.startswith("socket:") for name in found)
+
+    async def until_heard(self, most: int) -> None:
+        """Waits until its process has at most so many sockets.
+
+        It closes one when its guest has answered that the other end has gone; a guest whose device
+        ends before would take the connection for a silent one.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + HEARD_SECONDS
+        while self.sockets() > max(most, 0) and loop.time() < until:
+            await asyncio.sleep(0.02)
 
     def let_go(self) -> None:
         """The server stops; the guest goes on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -97,6 +98,41 @@ def test_a_guest_that_looks_is_shown_and_no_session_opens(short_path: Path, prog
         said = await answer(device, pack_open_session(flags=flags, gmem_mib=65))
         assert "domain guest was given 64" in unpack_open_reply(said)[2]
         await guests.remove(UUID, "it is over")
+
+    asyncio.run(check())
+
+
+def test_who_waits_hears_of_the_end_before_its_device_goes(
+    short_path: Path, program: Path
+) -> None:
+    """The stand-in says a last word for its guest once it has noticed, which may be late."""
+    said = program.read_text().replace("sink.shutdown", "sink.sendall(b'heard'); sink.shutdown")
+    program.write_text(said)
+    opens, closed = asyncio.Event(), asyncio.Event()
+
+    class Never(FakeManager):
+        async def open(self, _request: object, _tell: object) -> None:
+            opens.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                closed.set()
+
+    async def check() -> None:
+        guests = guests_of(short_path, program, Never())
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        reader, writer = await asyncio.open_unix_connection(str(sockets_in(short_path).device))
+        writer.write(pack_open_session(pid=7))
+        await opens.wait()
+        pid = int(record_in(short_path).read_text().split()[0])
+        os.kill(pid, signal.SIGSTOP)
+        removing = asyncio.create_task(guests.remove(UUID, "it is over"))
+        await closed.wait()
+        await asyncio.sleep(0.1)  # for one that does not wait to kill it
+        os.kill(pid, signal.SIGCONT)
+        assert await reader.read() == b"heard"
+        writer.close()
+        await removing
 
     asyncio.run(check())
 

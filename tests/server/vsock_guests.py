@@ -35,12 +35,16 @@ def carry(source, sink):
     except OSError:
         pass
 
+def serve(near):
+    with near, socket.socket(socket.AF_UNIX) as far:
+        far.connect(guest + "_9960")
+        back = threading.Thread(target=carry, args=(far, near))
+        back.start()
+        carry(near, far)
+        back.join()
+
 while True:
-    near, _ = listening[0].accept()
-    far = socket.socket(socket.AF_UNIX)
-    far.connect(guest + "_9960")
-    for way in ((near, far), (far, near)):
-        threading.Thread(target=carry, args=way, daemon=True).start()
+    threading.Thread(target=serve, args=listening[0].accept()[:1]).start()
 """
 
 

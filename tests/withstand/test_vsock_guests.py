@@ -26,6 +26,7 @@ from folders import let_everybody_in
 
 from sluice.hypervisor.domain_document import parse_domain
 from sluice.hypervisor.vsock_devices import UserSockets
+from sluice.server.guests.vsock_backends import RECORDS
 
 from .conftest import doorbell_pid
 from .guests import Fleet, Guest, GuestProgram, Rig, install, prepare, region_file, serving
@@ -270,9 +271,14 @@ def test_a_guest_destroyed_in_mid_call_leaves_nothing(
 def test_without_its_request_a_guest_is_served_no_more(
     plane: ControlPlane, fleet: Fleet, guest: Guest
 ) -> None:
+    """Its programs hear so, however slow the device's process is to pass that on."""
     program = GuestProgram(guest)
+    record = plane.folder / "run" / RECORDS / guest.uuid
+    device = int(record.read_text().split()[0])
+    os.kill(device, signal.SIGSTOP)
     fleet.ask(guest)
     wait_nothing_left(plane)
+    os.kill(device, signal.SIGCONT)
     assert is_cuda_error(program.ask("compute", LIMIT))
     wait_for(lambda: not has_device(guest), LIMIT, "the device to leave the definition")
     refused = GuestProgram(guest, opened=False, SLUICE_CHANNEL="vsock")
