@@ -11,6 +11,8 @@ CTEST_JOBS ?= 3 # the longest of them waits for half a minute
 TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
 KUBERNETES_JOBS ?= 2 # the same, each with a Kubernetes of its own
+NO_RIG := not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases
+ALONE = $(PY) -m pytest $(PYTEST_FLAGS) -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "$(NO_RIG)"
 PYTEST_FLAGS ?= # .ci/run: a test that failed runs once more, and is named at the end; CTEST_FLAGS, too
 DEMO_JOBS ?= $(shell nproc)
 GPU_PYTHON ?= 3.12 # of the machine that gpu-host's archive is for
@@ -29,10 +31,13 @@ help:
 demo: ## the main job, in a guest and on the host, with a table at its end (as root; GUEST=no: only the host's part)
 	@JOBS=$(DEMO_JOBS) $(PYTHON) tests/demo/prepare.py $(if $(filter no,$(GUEST)),--without-guest)
 
-test: build/.base programs ## unit tests and tests with real processes, in some 20 minutes on two cores
+test: build/.base programs ## unit tests and tests with real processes, in less than 20 minutes on two cores
 	$(MAKE) -j 2 native lint # mypy has one core busy
 	ctest --test-dir $(BUILD) $(CTEST_FLAGS) --output-on-failure -j$(CTEST_JOBS)
-	$(PY) -m pytest $(PYTEST_FLAGS) -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not containers and not kubernetes and not console and not rdma and not releases" tests
+	$(ALONE) --ignore tests/withstand tests
+
+test-withstand: build/.base programs native ## what sessions must withstand: killed, cut, suspended, moved, more memory than the card has; some ten minutes
+	$(ALONE) tests/withstand
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
