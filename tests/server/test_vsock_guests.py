@@ -102,9 +102,7 @@ def test_a_guest_that_looks_is_shown_and_no_session_opens(short_path: Path, prog
     asyncio.run(check())
 
 
-def test_who_waits_hears_of_the_end_before_its_device_goes(
-    short_path: Path, program: Path
-) -> None:
+def test_who_waits_hears_of_the_end_before_its_device_goes(short_path: Path, program: Path) -> None:
     """The stand-in says a last word for its guest once it has noticed, which may be late."""
     said = program.read_text().replace("sink.shutdown", "sink.sendall(b'heard'); sink.shutdown")
     program.write_text(said)
