@@ -5,6 +5,7 @@
 #include <random>
 
 #include "gpu.h"
+#include "image_format.h"
 
 namespace sluice::softgpu_test {
 namespace {
@@ -80,14 +81,37 @@ TEST_F(Images, WhatHoldsNoReadablePtxIsRefused) {
   EXPECT_EQ(CUDA_ERROR_FILE_NOT_FOUND, cuModuleLoad(&module, "/nowhere/at/all.ptx"));
 }
 
-TEST_F(Images, NvccsOwnContainersAreReadOrRefused) {
-  std::string plain = fat_binary("plain");
-  if (plain.empty()) GTEST_SKIP() << "nvcc was not there to make fat binaries";
+TEST_F(Images, NvccsOwnContainersAreReadHoweverTheyArePacked) {
+  for (const char* kind : {"plain", "compressed", "fast"}) {
+    std::string image = fat_binary(kind);
+    if (image.empty()) GTEST_SKIP() << "nvcc was not there to make fat binaries";
+    CUmodule module = nullptr;
+    CHECK_CU(cuModuleLoadData(&module, image.data()));
+    function(module, "matmul");
+  }
+}
+
+TEST_F(Images, WhatDoesNotUnpackAsItSaysIsRefused) {
+  const std::string image = fat_binary("fast");
+  if (image.empty()) GTEST_SKIP() << "nvcc was not there to make fat binaries";
   CUmodule module = nullptr;
-  CHECK_CU(cuModuleLoadData(&module, plain.data()));
-  function(module, "matmul");
-  std::string compressed = fat_binary("compressed");
-  EXPECT_EQ(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleLoadData(&module, compressed.data()));
+  const size_t text = sizeof(fat_binary::Container) + sizeof(fat_binary::Part);
+  for (size_t at = text; at < text + 64; ++at) {
+    std::string other = image;
+    other[at] = static_cast<char>(other[at] ^ 0x55);
+    const CUresult loaded = cuModuleLoadData(&module, other.data());
+    EXPECT_TRUE(loaded == CUDA_SUCCESS || loaded == CUDA_ERROR_NO_BINARY_FOR_GPU ||
+                loaded == CUDA_ERROR_INVALID_PTX || loaded == CUDA_ERROR_INVALID_IMAGE)
+        << loaded;
+  }
+  fat_binary::Part part;
+  for (const uint64_t bytes : {uint64_t{0}, ~uint64_t{0}, uint64_t{7}}) {
+    std::string other = image;
+    std::memcpy(&part, other.data() + sizeof(fat_binary::Container), sizeof part);
+    part.unpacked_bytes = bytes;
+    std::memcpy(other.data() + sizeof(fat_binary::Container), &part, sizeof part);
+    EXPECT_EQ(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleLoadData(&module, other.data())) << bytes;
+  }
 }
 
 TEST_F(Images, LibrariesServeKernelsInEveryContext) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "image_format.h"
+#include "image_packing.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/log.h"
 #include "softgpu/runtime/module.h"
@@ -14,11 +14,18 @@ namespace {
 
 using namespace fat_binary;
 
-bool refuse(LoadFailure& failure, const char* text) {
+bool refuse(LoadFailure& failure, const std::string& text) {
   failure.result = CUDA_ERROR_NO_BINARY_FOR_GPU;
   failure.text = text;
-  log(0, "%s", text);
+  log(0, "%s", text.c_str());
   return false;
+}
+
+// Text ends where its part says, or before, with a zero.
+void assign_text(std::string& ptx, const void* text, size_t bytes) {
+  const void* end = std::memchr(text, 0, bytes);
+  ptx.assign(static_cast<const char*>(text),
+             end ? static_cast<const char*>(end) - static_cast<const char*>(text) : bytes);
 }
 
 bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure) {
@@ -27,9 +34,7 @@ bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure
   const uint8_t* at = image + header.header_bytes;
   uint64_t left = header.body_bytes;
   const uint8_t* best = nullptr;
-  uint64_t best_size = 0;
-  uint32_t best_arch = 0;
-  bool compressed = false;
+  Part part{};  // the best one's header
   bool any = false;
   while (left >= sizeof(Part)) {
     Part entry;
@@ -39,28 +44,25 @@ bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure
       break;
     }
     any = true;
-    if (entry.kind == kPtx) {
-      if (entry.flags & (kLz4 | kZstd)) {
-        compressed = true;
-      } else if (entry.arch <= kComputeMajor * 10 + kComputeMinor && entry.arch >= best_arch) {
-        best = at + entry.header_bytes;
-        best_size = entry.bytes;
-        best_arch = entry.arch;
-      }
+    if (entry.kind == kPtx && entry.arch <= kComputeMajor * 10 + kComputeMinor &&
+        entry.arch >= part.arch) {
+      best = at + entry.header_bytes;
+      part = entry;
     }
     at += entry.header_bytes + entry.bytes;
     left -= entry.header_bytes + entry.bytes;
   }
-  if (best) {
-    const void* end = std::memchr(best, 0, best_size);
-    ptx.assign(reinterpret_cast<const char*>(best),
-               end ? static_cast<const uint8_t*>(end) - best : best_size);
+  if (best && is_packed(part)) {
+    std::vector<std::byte> text;
+    std::string why;
+    if (!unpack(part, {reinterpret_cast<const std::byte*>(best), part.bytes}, &text, &why))
+      return refuse(failure, "the program's PTX is compressed: " + why);
+    assign_text(ptx, text.data(), text.size());
     return true;
   }
-  if (compressed) {
-    return refuse(failure,
-                  "the program's PTX is compressed; the software GPU reads it uncompressed: build "
-                  "with nvcc -Xfatbin -compress-all=false (or --no-compress)");
+  if (best) {
+    assign_text(ptx, best, part.bytes);
+    return true;
   }
   return refuse(failure, any ? "the program holds no PTX that the software GPU can run (only "
                                "machine code, or PTX for a newer architecture): build with nvcc "

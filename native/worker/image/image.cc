@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "image_format.h"
+#include "image_packing.h"
 
 namespace sluice::worker {
 
@@ -20,7 +20,6 @@ using namespace fat_binary;
 // What else may be said of a part that is understood: 64 bits, debug information, the system that
 // it was made on, which GPUs it is for.
 constexpr uint64_t kHarmless = 0xfff | kOneArchitecture | kFamily | kSince100;
-constexpr uint64_t kMaxUnpacked = 1ull << 30;
 
 bool is_elf(std::span<const std::byte> image) {
   return image.size() >= SELFMAG && std::memcmp(image.data(), ELFMAG, SELFMAG) == 0;
@@ -56,13 +55,9 @@ bool part_needs(const Part& p, std::span<const std::byte> payload, ImageNeeds* n
     *why = "it is no sound " + std::string(p.kind == kPtx ? "PTX" : "machine code");
     return is_known(payload) && content_needs(payload, needs);
   }
-  *why = "it does not unpack as it says";
-  if (p.packed_bytes > payload.size() || p.unpacked_bytes == 0 || p.unpacked_bytes > kMaxUnpacked)
-    return false;
-  std::vector<std::byte> content(p.unpacked_bytes);
-  const auto packed = payload.first(p.packed_bytes);
-  return (lz4 ? unpack_lz4(packed, content) : unpack_zstd(packed, content, why)) &&
-         is_known(content) && content_needs(content, needs);
+  std::vector<std::byte> content;
+  return fat_binary::unpack(p, payload, &content, why) && is_known(content) &&
+         content_needs(content, needs);
 }
 
 Examined broken(const char* why) {

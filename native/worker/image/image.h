@@ -47,9 +47,4 @@ bool elf_needs(std::span<const std::byte> elf, uint64_t* data_bytes);
 // text's size.
 uint64_t ptx_needs(std::span<const std::byte> text, uint64_t* steps = nullptr);
 
-// A part of a fat binary that is packed, unpacked. False: it is not as its header says, or (with
-// `why`) this machine cannot unpack it.
-bool unpack_lz4(std::span<const std::byte> packed, std::span<std::byte> to);
-bool unpack_zstd(std::span<const std::byte> packed, std::span<std::byte> to, std::string* why);
-
 }  // namespace sluice::worker

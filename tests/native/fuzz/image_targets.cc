@@ -2,6 +2,7 @@
 // The worker's reading of what is to be loaded: what it lets pass has to hold what it claims.
 #include <cstdlib>
 
+#include "image_packing.h"
 #include "tests/native/code_images.h"
 #include "tests/native/fuzz/targets.h"
 #include "worker/image/image.h"
@@ -44,7 +45,7 @@ bool unpack(std::span<const std::byte> input) {
   // Its first byte says how much room there is.
   if (input.empty()) return false;
   std::vector<std::byte> room(static_cast<size_t>(input[0]));
-  return worker::unpack_lz4(input.subspan(1), room);
+  return fat_binary::unpack_lz4(input.subspan(1), room);
 }
 
 }  // namespace

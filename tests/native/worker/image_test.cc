@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "image_packing.h"
 #include "tests/native/code_images.h"
 
 namespace sluice::worker {
@@ -249,15 +250,16 @@ TEST(Image, PartsPackedWithZstdAreCountedUnpacked) {
 TEST(Image, Lz4CopiesWhatWasThereAndNothingElse) {
   const uint8_t good[] = {0x35, 'a', 'b', 'c', 3, 0, 0x10, 'x'};
   std::vector<std::byte> to(3 + 9 + 1);
-  EXPECT_TRUE(unpack_lz4(std::as_bytes(std::span(good)), to));
+  EXPECT_TRUE(fat_binary::unpack_lz4(std::as_bytes(std::span(good)), to));
   EXPECT_EQ(std::memcmp(to.data(), "abcabcabcabcx", 13), 0);
   const uint8_t before[] = {0x35, 'a', 'b', 'c', 4, 0, 0x10, 'x'};
-  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(before)), to)) << "from before its start";
+  EXPECT_FALSE(fat_binary::unpack_lz4(std::as_bytes(std::span(before)), to))
+      << "from before its start";
   std::vector<std::byte> small(12), large(14);
-  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)), small));
-  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)), large));
+  EXPECT_FALSE(fat_binary::unpack_lz4(std::as_bytes(std::span(good)), small));
+  EXPECT_FALSE(fat_binary::unpack_lz4(std::as_bytes(std::span(good)), large));
   for (size_t n = 0; n < sizeof good; ++n)
-    EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)).first(n), to)) << n;
+    EXPECT_FALSE(fat_binary::unpack_lz4(std::as_bytes(std::span(good)).first(n), to)) << n;
 }
 
 TEST(Image, WhatNobodyCanMeasureIsLeftOut) {

@@ -2,13 +2,13 @@
 // The two ways in which nvcc packs a part of a fat binary: blocks of LZ4, and zstd, which is nvcc
 // 13's own choice. LZ4's format is a page; zstd is the machine's library, loaded when the first
 // such image comes.
+#include "image_packing.h"
+
 #include <dlfcn.h>
 
 #include <cstring>
 
-#include "worker/image/image.h"
-
-namespace sluice::worker {
+namespace sluice::fat_binary {
 
 namespace {
 
@@ -42,6 +42,17 @@ bool length(std::span<const std::byte> from, size_t* at, size_t* n) {
   return true;
 }
 
+bool unpack_zstd(std::span<const std::byte> from, std::span<std::byte> to, std::string* why) {
+  if (!zstd().there()) {
+    *why =
+        "it is packed with zstd, and this node has no libzstd.so.1: install libzstd1 (Debian) "
+        "or libzstd (Red Hat)";
+    return false;
+  }
+  const size_t n = zstd().decompress(to.data(), to.size(), from.data(), from.size());
+  return !zstd().is_error(n) && n == to.size();
+}
+
 }  // namespace
 
 bool unpack_lz4(std::span<const std::byte> from, std::span<std::byte> to) {
@@ -66,15 +77,15 @@ bool unpack_lz4(std::span<const std::byte> from, std::span<std::byte> to) {
   return out == to.size();
 }
 
-bool unpack_zstd(std::span<const std::byte> from, std::span<std::byte> to, std::string* why) {
-  if (!zstd().there()) {
-    *why =
-        "it is packed with zstd, and this node has no libzstd.so.1: install libzstd1 (Debian) "
-        "or libzstd (Red Hat)";
+bool unpack(const Part& part, std::span<const std::byte> payload, std::vector<std::byte>* content,
+            std::string* why) {
+  *why = "it does not unpack as it says";
+  if (part.packed_bytes > payload.size() || part.unpacked_bytes == 0 ||
+      part.unpacked_bytes > kMaxUnpacked)
     return false;
-  }
-  const size_t n = zstd().decompress(to.data(), to.size(), from.data(), from.size());
-  return !zstd().is_error(n) && n == to.size();
+  content->resize(part.unpacked_bytes);
+  const auto packed = payload.first(part.packed_bytes);
+  return part.flags & kLz4 ? unpack_lz4(packed, *content) : unpack_zstd(packed, *content, why);
 }
 
-}  // namespace sluice::worker
+}  // namespace sluice::fat_binary
