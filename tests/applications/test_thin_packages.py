@@ -229,6 +229,27 @@ def test_an_environment_that_stands_alone_sees_its_packages_and_no_others(
     assert carried.notes(tmp_path) == {}
 
 
+def test_what_another_entry_brings_stands_beside_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "download", lambda _, __, folder, **___: wheel(folder))
+    how = Carried(alone=True, borrowed=(("thing", "lender"),))
+    entry = Entry("e", "E", "it", carried=how)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages.prepare(entry, python, tmp_path, tmp_path / "pieces")
+    unpack = (entry, tmp_path / "pieces", Path(sys.executable), tmp_path / "there")
+    with pytest.raises(packages.PackageError, match="unpack lender before e"):
+        packages.unpack(*unpack)
+    lent = tmp_path / "there" / "lender" / carried.PACKAGES / "thing"
+    (lent / "lib").mkdir(parents=True)
+    (lent / "theirs.py").write_text("here = 'theirs'\n")
+    for _ in range(2):  # as often as it is unpacked
+        place = packages.unpack(*unpack)
+        program = "import json, thing.theirs; print(json.dumps([thing.here, thing.theirs.here]))"
+        assert packages.asked(place.python, program) == [True, "theirs"]
+        assert not place.package("thing", "lib").is_symlink(), "its own"
+
+
 def test_what_is_carried_stands_before_what_the_machine_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,11 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
     folder = into / entry.name
     if said.get("carried"):
         slices.finish(entry.name, pieces, folder / carried.PACKAGES)
+        if entry.carried:
+            try:
+                carried.borrow(folder, entry.carried)
+            except carried.LenderMissing as error:
+                raise PackageError(str(error)) from error
         if entry.carried and entry.carried.alone:
             carried.make_interpreter(base, folder)
         else:

@@ -14,6 +14,7 @@ from . import (
     numba_cuda,
     onnxruntime,
     others,
+    tensorflow_cuda12,
     torch_cuda12,
     torch_cuda13,
     triton_tutorials,
@@ -35,6 +36,7 @@ ENTRIES: dict[str, Entry] = {
         onnxruntime.ENTRY,
         xgboost.ENTRY,
         llama_cpp.ENTRY,
+        tensorflow_cuda12.ENTRY,
         *others.ENTRIES,
     )
 }

@@ -14,12 +14,4 @@ ENTRIES = (
         "kernels in further packages, some 4 GiB to be brought to a machine with a GPU",
         gibibytes=4,
     ),
-    Entry(
-        name="tensorflow",
-        title="TensorFlow (CUDA 12)",
-        what="training steps",
-        not_run="no part is written; release 2.21 (546 MiB; thinned to one architecture some 220 "
-        "MiB travel) needs NVIDIA's libraries for CUDA 12 beside it, as torch-cuda12 brings them",
-        gibibytes=3,
-    ),
 )
