@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .device_file import CONTROL
+
 CDI_VERSION = "0.3.0"
 KIND = "sluice.io/vgpu"
 #: Where engines look for specifications: what an operator wrote, and what programs made.
@@ -139,7 +141,7 @@ def specification(bundle: str, devices: Sequence[CdiDevice], kind: str = KIND) -
     if not devices:
         raise CdiError("there is no device to describe")
     library = f"{BUNDLE_IN_CONTAINER}/lib"
-    mounts = [Mount(bundle, BUNDLE_IN_CONTAINER)]
+    mounts = [Mount(bundle, BUNDLE_IN_CONTAINER), Mount(os.devnull, CONTROL)]
     if (Path(bundle) / _MUSL_PATH).exists():  # a bundle of before has none
         mounts.append(Mount(f"{bundle}/{_MUSL_PATH}", f"/etc/{Path(_MUSL_PATH).name}"))
     if (Path(bundle) / _SMI).exists():

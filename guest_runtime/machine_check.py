@@ -16,6 +16,7 @@ import re
 import resource
 from pathlib import Path
 
+from .device_file import check_device_file
 from .findings import Finding, bad, note, ok
 
 GROUP = "sluice"
@@ -40,6 +41,7 @@ def check_machine() -> list[Finding]:
         check_shared_memory(),
         *check_limits(),
         check_clock(),
+        check_device_file(),
     ]
 
 

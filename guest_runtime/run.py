@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from .device_file import search_path
 from .installation import Installation, find_installation
 from .options import WrongUsage, parse
 from .static_runtime import DIVERT, VARIABLE, preloads, wanted
@@ -26,9 +27,9 @@ class CannotRun(Exception):
 def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]:
     """`base` with the two loader variables put in front of what they hold already.
 
-    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules, and, where
-    runtimes inside of programs are to be diverted, for what tells the loader hook so and preloads
-    ours, to which they are to lead.
+    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules, PYTHONPATH
+    on a machine without device files (device_file.py), and, where runtimes inside of programs are
+    to be diverted, for what tells the loader hook so and preloads ours, to which they are to lead.
     """
     if found.folder is None:
         raise CannotRun(
@@ -40,6 +41,8 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
     result["LD_AUDIT"] = _prepend(str(found.audit), base.get("LD_AUDIT"))
     result["LD_LIBRARY_PATH"] = _prepend(str(found.folder), base.get("LD_LIBRARY_PATH"))
     result.setdefault("TRITON_LIBCUDA_PATH", str(found.folder))
+    if path := search_path(base.get("PYTHONPATH")):
+        result["PYTHONPATH"] = path
     if wanted(base):
         result[VARIABLE] = DIVERT
         for runtime in preloads(found):  # the newest is first in the end

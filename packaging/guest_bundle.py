@@ -149,8 +149,10 @@ def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes
     from generate_protocol import generate_client_settings
 
     generate_client_settings(CHECKOUT / "python")  # a module of those that follow
-    for source in sorted((CHECKOUT / "guest_runtime").glob("*.py")):
-        files[f"python/sluice_guest/{source.name}"] = (0o644, source.read_bytes())
+    modules = CHECKOUT / "guest_runtime"
+    for source in sorted([*modules.glob("*.py"), *modules.glob("hooks/*/*.py")]):
+        name = source.relative_to(modules)
+        files[f"python/sluice_guest/{name}"] = (0o644, source.read_bytes())
     files["install.sh"] = (0o755, (PARTS / "install.sh").read_bytes())
     files["README"] = (0o644, (PARTS / "README").read_bytes())
     files["LICENSE"] = (0o644, _license())

@@ -34,6 +34,10 @@ fail() { echo "install.sh: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || [ -n "$root" ] || fail "run it as root"
 
 refresh_udev() { [ -n "$root" ] || ! command -v udevadm >/dev/null || udevadm control --reload 2>/dev/null || true; }
+# What our rule makes of /dev/null with the next start.
+link_device_file() {
+  [ -n "$root" ] || [ ! -d /run/udev ] || [ -e /dev/nvidiactl ] || ln -s null /dev/nvidiactl || true
+}
 
 if [ -e "$root$prefix/packaged" ]; then
   fail "the package sluice-guest ($(cat "$root$prefix/packaged")) is installed in $root$prefix: upgrade or remove that"
@@ -47,6 +51,7 @@ if [ $uninstall = yes ]; then
   rm -f "$root$rules"
   [ "$(readlink "$root/usr/local/bin/sluice" 2>/dev/null)" = "$prefix/bin/sluice" ] && rm -f "$root/usr/local/bin/sluice"
   refresh_udev
+  [ -n "$root" ] || [ "$(readlink /dev/nvidiactl)" != null ] || rm -f /dev/nvidiactl
   echo "removed $prefix; /etc/sluice/client.conf and the group $group are kept"
   exit 0
 fi
@@ -105,6 +110,7 @@ sed "s#@PREFIX@#$prefix#g" "$here/etc/70-sluice.rules" >"$root$rules.new"
 mv -f "$root$rules.new" "$root$rules"
 sh "$here/libexec/sluice-loader" $ldconfig "$prefix" "$root"
 refresh_udev
+link_device_file
 
 # A channel that is there already gets what the rule gives to those that come.
 if [ -z "$root" ]; then

@@ -10,6 +10,13 @@ import pytest
 
 from sluice.guest_runtime import cdi_specification as cdi
 
+#: What JAX looks for before it asks CUDA.
+DEVICE_FILE = {
+    "hostPath": "/dev/null",
+    "containerPath": "/dev/nvidiactl",
+    "options": ["ro", "nosuid", "nodev", "bind"],
+}
+
 
 def entries(found: dict[str, object], name: str) -> dict[str, object]:
     devices = found["devices"]
@@ -31,7 +38,8 @@ def test_a_slices_device_has_the_bundle_and_its_socket_and_nothing_to_choose() -
                 "hostPath": "/opt/sluice",
                 "containerPath": "/opt/sluice",
                 "options": ["ro", "nosuid", "nodev", "bind"],
-            }
+            },
+            DEVICE_FILE,
         ],
     }
     # limits are the server's: nothing here says how much
@@ -56,11 +64,12 @@ def test_a_bundles_nvidia_smi_is_a_command_of_the_container(tmp_path: Path) -> N
     edits = found["containerEdits"]
     assert isinstance(edits, dict)
     assert edits["mounts"][1:] == [
+        DEVICE_FILE,
         {
             "hostPath": f"{tmp_path}/bin/nvidia-smi",
             "containerPath": "/usr/local/bin/nvidia-smi",
             "options": ["ro", "nosuid", "nodev", "bind"],
-        }
+        },
     ]
 
 

@@ -241,6 +241,17 @@ def test_unprivileged_and_user_namespaced_containers_work(
     assert (container["engine"], container["owner_uid"]) == ("podman", 0)
 
 
+@pytest.mark.parametrize("options", [(), READ_ONLY, MAPPED])
+def test_programs_that_look_for_a_device_file_find_one(
+    podman: Podman, options: tuple[str, ...]
+) -> None:
+    """JAX computes on the processor where there is none, without a word."""
+    root = podman.copy_of(image_root("bookworm"), owner="300000" if MAPPED[0] in options else "")
+    look = ("/bin/sh", "-c", "ls /dev/nvidia*; test ! -s /dev/nvidiactl && echo empty")
+    done = podman.run(root, *look, device="small", options=options)
+    assert done.stdout.split() == ["/dev/nvidiactl", "empty"], done.stdout
+
+
 def test_a_rootless_container_is_its_users(
     rootless: Podman, programs: Path, plane: ControlPlane
 ) -> None:

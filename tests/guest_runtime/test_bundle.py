@@ -85,6 +85,17 @@ def test_the_loader_finds_the_libraries_without_sluice_run(guest: Guest) -> None
     assert "libcudart.so.13 (libc6,x86-64) => /opt/sluice/lib/libcudart.so.13" in out
 
 
+def test_programs_that_look_for_a_device_file_find_one(guest: Guest) -> None:
+    """JAX does. With each start udev makes it again."""
+    assert guest.check("readlink /dev/nvidiactl").strip() == "null"
+    assert "ok    device file: /dev/nvidiactl" in guest.run("sluice doctor")[1]
+    guest.check("rm /dev/nvidiactl && export SYSTEMD_IGNORE_CHROOT=1 && udevadm control --reload")
+    guest.check(
+        "SYSTEMD_IGNORE_CHROOT=1 udevadm trigger --settle --action=add --subsystem-match=mem"
+    )
+    assert guest.check("readlink /dev/nvidiactl").strip() == "null"
+
+
 def test_the_libraries_load_in_the_guest(guest: Guest) -> None:
     load = "import ctypes; print(ctypes.CDLL('%s')._name)"
     for name in STANDING_IN:

@@ -16,6 +16,10 @@ rm -rf /opt/sluice/systemd
 if command -v udevadm >/dev/null; then
   udevadm control --reload 2>/dev/null || :
 fi
+# what our rule makes of /dev/null with the next start
+if [ -d /run/udev ] && [ ! -e /dev/nvidiactl ]; then
+  ln -s null /dev/nvidiactl || :
+fi
 if command -v systemctl >/dev/null; then
   if [ -d /run/systemd/system ]; then
     systemctl daemon-reload || :

@@ -6,4 +6,8 @@ if command -v systemctl >/dev/null; then
   systemctl disable sluice-enrol.service sluice-enrol.timer >/dev/null 2>&1 || :
 fi
 /opt/sluice/libexec/sluice-loader forget
-rm -rf /opt/sluice/python/sluice_guest/__pycache__
+# what our rule made of /dev/null
+if [ "$(readlink /dev/nvidiactl)" = null ]; then
+  rm -f /dev/nvidiactl
+fi
+rm -rf /opt/sluice/python/sluice_guest/__pycache__ /opt/sluice/python/sluice_guest/hooks/jax_plugins/__pycache__
