@@ -31,6 +31,7 @@ from static_pool import StaticPool
 from sluice.config.native_files import find_native
 from sluice.guest_runtime.static_runtime import known_runtime
 
+DRIVER = find_native("libcuda.so.1")
 CUDA12 = OLDER / "lib" / ARCHIVE
 NAMES = {
     "vector_add": "10000",
@@ -63,6 +64,17 @@ int main() {
   int count;
   const int lacked = cudaEGLStreamConsumerDisconnect(nullptr), had = cudaGetDeviceCount(&count);
   std::printf("%d %d\n", lacked, had);
+}
+"""
+# As compilers do that are linked in beside the runtime.
+ASKS = r"""
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <cstdio>
+int main() {
+  const void* table; CUuuid id{};
+  const int ready = cudaFree(nullptr), asked = cuGetExportTable(&table, &id);
+  std::printf("%d %d\n", ready, asked);
 }
 """
 OPENS = r"""
@@ -134,6 +146,18 @@ def test_libraries_are_diverted_before_their_constructors_run(
         SLUICE_STATIC_RUNTIME="divert",
     )
     assert (opened.stdout, opened.returncode) == ("42\n42\n", 0), opened.stderr
+
+
+def test_only_a_runtime_that_is_left_alone_is_said_to_fail(
+    pool: StaticPool, tmp_path: Path
+) -> None:
+    (tmp_path / "asks.cu").write_text(ASKS)
+    program = nvcc(
+        tmp_path / "asks.cu", tmp_path / "asks", f"-L{DRIVER.parent}", f"-l:{DRIVER.name}"
+    )
+    done = sluice_run(pool, program, SLUICE_STATIC_RUNTIME="divert")
+    assert (done.stdout, done.stderr) == ("0 500\n", "")
+    assert "asked for a private driver table" in sluice_run(pool, program).stderr
 
 
 @pytest.mark.skipif(not CUDA12.exists(), reason="CUDA 12.9's wheel is not unpacked in build/cuda12")

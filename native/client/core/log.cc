@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -24,6 +25,32 @@ int g_debug = 0;
 bool g_screen = true;
 // Constant-initialised: whoever listens says so from a static constructor.
 std::atomic<void (*)(LogLevel, const std::string&)> g_listener{nullptr};
+
+// Whether the runtime inside the object that is mapped from `base` on leads to ours: the loader
+// hook has put pages of its own into the object's code (client/audit/divert.cc).
+bool is_diverted(const void* base) {
+  FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (!maps) return false;
+  char line[4600];
+  std::string own;
+  bool found = false, inside = false;
+  while (!found && std::fgets(line, sizeof line, maps)) {
+    unsigned long start = 0;
+    int path = 0;
+    if (std::sscanf(line, "%lx-%*x %*s %*x %*s %*u %n", &start, &path) != 1) break;
+    const std::string name = line + path;
+    if (start == reinterpret_cast<uintptr_t>(base)) {
+      inside = true;
+      own = name;
+    } else if (inside) {
+      found = name.starts_with("/memfd:sluice-divert");
+      inside = name == own || name == "\n" || name.empty();
+    }
+  }
+  std::fclose(maps);
+  return found;
+}
+
 }  // namespace
 
 void log_open(const Config& config) {
@@ -67,10 +94,12 @@ void note_export_table(const void* caller) {
     std::lock_guard lock(mutex);
     if (!told.insert(who).second) return;
   }
-  // NVIDIA's compilers ask too, and do without; for everything else it is a CUDA runtime linked in.
-  const bool compiler =
-      who.find("nvrtc") != std::string::npos || who.find("nvJitLink") != std::string::npos;
-  log_line(compiler ? LogLevel::kInfo : LogLevel::kError,
+  // NVIDIA's compilers ask too, and do without, also those inside a program whose runtime leads to
+  // ours; for everything else it is a CUDA runtime linked in.
+  const bool compiler = who.find("nvrtc") != std::string::npos ||
+                        who.find("nvJitLink") != std::string::npos || is_diverted(info.dli_fbase);
+  if (compiler) return log_line(LogLevel::kInfo, who + " asked for a private driver table: none");
+  log_line(LogLevel::kError,
            who +
                " asked for a private driver table, which there is none of: it likely contains a "
                "statically linked CUDA runtime and will fail. Link it with the shared libcudart "

@@ -18,6 +18,7 @@ from . import (
     torch_cuda12,
     torch_cuda13,
     triton_tutorials,
+    warp,
     xgboost,
 )
 
@@ -35,6 +36,7 @@ ENTRIES: dict[str, Entry] = {
         cuda_samples.ENTRY,
         onnxruntime.ENTRY,
         xgboost.ENTRY,
+        warp.ENTRY,
         llama_cpp.ENTRY,
         tensorflow_cuda12.ENTRY,
         *others.ENTRIES,

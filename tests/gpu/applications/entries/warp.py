@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA Warp, whose library has NVIDIA's runtime and compilers linked into it: diverted."""
+
+from __future__ import annotations
+
+from ..carried import Carried
+from ..entry import HERE, Entry, Place, Programs
+
+NAMES = (*("kernels", "atomics", "vectors", "gradients", "meshes", "tiles", "sorting", "sparse"),)
+
+
+def commands(place: Place) -> dict[str, list[str]]:
+    """Each part of programs/warp_parts.py."""
+    program = str(HERE / "programs" / "warp_parts.py")
+    return {name: [str(place.python), program, name] for name in NAMES}
+
+
+ENTRY = Entry(
+    name="warp",
+    title="NVIDIA Warp",
+    what="kernels, graphs, gradients, meshes, tiles, sorts, sparse matrices, diverted; the same "
+    "digits",
+    parts=(Programs("programs", commands),),
+    divert=True,
+    versions=("warp-lang", "numpy"),
+    gibibytes=0.1,
+    carried=Carried(left_out=("*/tests/*", "*.pyi", "warp/examples/*")),
+)
