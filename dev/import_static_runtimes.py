@@ -7,7 +7,9 @@ Each `libcudart_static.a` of NVIDIA's wheels on PyPI (from 12.9 on; older wheels
 object with one `.text`, which linkers place whole. Of each version the file says how large that is,
 at which offset each public function begins, and what its first bytes are, up to the first that a
 linker fills in; and which functions of other libraries all of them import. Versions whose text is
-the same are one entry. No code of NVIDIA's is in the file but those bytes' checksums.
+the same are one entry. No code of NVIDIA's is in the file but those bytes' checksums. Of older
+versions it says which functions they have, as their shared library exports them: in 12.9 and later
+it has the same.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ VERSIONS = (
     *("12.9.37", "12.9.79", "13.0.48", "13.0.88", "13.0.96", "13.1.80", "13.2.51", "13.2.75"),
     *("13.2.86", "13.3.29", "13.4.49", "13.4.92", "13.5.37"),
 )
+#: Of which the wheels have the shared library alone.
+OLDER = (
+    *("12.0.107", "12.0.146", "12.1.55", "12.1.105", "12.2.53", "12.2.128", "12.2.140", "12.3.52"),
+    *("12.3.101", "12.4.99", "12.4.127", "12.5.39", "12.5.82", "12.6.37", "12.6.68", "12.6.77"),
+    *("12.8.57", "12.8.90"),
+)
 #: How much of a function is compared, at most; and how many bytes before a relocation a linker may
 #: change with it.
 MOST_BYTES, BEFORE_RELOCATION = 16, 4
@@ -40,6 +48,7 @@ HEADER = """\
 # Written by dev/import_static_runtimes.py: where NVIDIA's static CUDA runtimes have functions.
 #
 # imports NAME...: undefined symbols of all of them
+# release VERSION,... NAME...: has the functions of the first runtime but these
 # runtime VERSION,... TEXT_BYTES FUNCTION HEAD: that function's first 8 bytes are looked for
 # NAME OFFSET BYTES CHECKSUM: a public function: the checksum (FNV-1a, 32 bits) of so many bytes
 """
@@ -57,14 +66,14 @@ class Runtime:
     imports: set[str] = field(default_factory=set)
 
 
-def fetch(version: str, folder: Path) -> bytes:
-    """The archive of a version's wheel."""
+def fetch(version: str, folder: Path, file: str = "libcudart_static.a") -> bytes:
+    """A library of a version's wheel: the archive."""
     name = "nvidia-cuda-runtime" + ("-cu12" if version.startswith("12.") else "")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
     subprocess.run([*command, f"{name}=={version}"], check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
-        (inside,) = (n for n in opened.namelist() if n.endswith("/libcudart_static.a"))
+        (inside,) = (n for n in opened.namelist() if n.endswith(f"/{file}"))
         return opened.read(inside)
 
 
@@ -134,6 +143,28 @@ def read(version: str, archive: bytes) -> Runtime:
     return found
 
 
+def exported(library: bytes) -> set[str]:
+    """The public functions of a shared runtime."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(library)
+        file.flush()
+        command = ["nm", "--dynamic", "--defined-only", "--format=posix", file.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = (line.split() for line in said.splitlines())
+    return {row[0].partition("@")[0] for row in rows if row[1] == "T"}
+
+
+def releases(first: Runtime) -> list[str]:
+    """The lines of older versions."""
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for version in OLDER:
+        with tempfile.TemporaryDirectory() as folder:
+            names = exported(fetch(version, Path(folder), "libcudart.so.12"))
+        assert names <= first.functions.keys(), version
+        lacking.setdefault(tuple(sorted(first.functions.keys() - names)), []).append(version)
+    return [" ".join(["release", ",".join(v), *lacked]) for lacked, v in lacking.items()]
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Imports NVIDIA's static CUDA runtimes.")
@@ -149,7 +180,7 @@ def main() -> int:
             all_of_them.append(one)
         print(f"{version}: {len(one.functions)} functions{' as before' if same else ''}")
     imports = set.intersection(*(r.imports for r in all_of_them))
-    lines = [HEADER, f"imports {' '.join(sorted(imports))}"]
+    lines = [HEADER, f"imports {' '.join(sorted(imports))}", *releases(all_of_them[0])]
     for r in all_of_them:
         lines.append(f"runtime {','.join(r.versions)} {r.text_bytes} {r.key} {r.key_bytes}")
         lines += [f"{n} {o:x} {c} {s:08x}" for n, (o, c, s) in r.functions.items()]

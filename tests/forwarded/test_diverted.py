@@ -282,8 +282,11 @@ def check(pool: StaticPool, program: Path, **variables: str) -> str:
     return done.stdout
 
 
-def with_one_other_byte(source: Path, out: Path) -> Path:
-    """A copy of a program or library whose cudaStreamDestroy begins otherwise."""
+def with_one_other_byte(source: Path, out: Path, *, named: bool = False) -> Path:
+    """A copy of a program or library whose cudaStreamDestroy begins otherwise.
+
+    Without names, unless it is `named`.
+    """
     symbols = subprocess.run(["nm", source], capture_output=True, text=True, check=True).stdout
     (line,) = (one for one in symbols.splitlines() if one.endswith(" cudaStreamDestroy"))
     content = bytearray(source.read_bytes())
@@ -299,6 +302,14 @@ def with_one_other_byte(source: Path, out: Path) -> Path:
     content[place] ^= 1
     out.write_bytes(content)
     out.chmod(0o755)
+    if not named:
+        subprocess.run(["strip", out], check=True)
+    return out
+
+
+def renamed(source: Path, out: Path, *options: str) -> Path:
+    """A copy with another table of symbols, by these options of objcopy's."""
+    subprocess.run(["objcopy", *options, source, out], check=True)
     return out
 
 
@@ -315,6 +326,57 @@ def test_a_runtime_with_one_other_byte_is_left_alone(
     assert "statically linked CUDA runtime" in done.stderr
 
 
+def test_a_runtime_of_another_text_is_known_by_its_names(
+    pool: StaticPool, built: Path, tmp_path: Path
+) -> None:
+    other = with_one_other_byte(built / "vector_add", tmp_path / "other", named=True)
+    assert known_runtime(other) == ("13.0", 13)
+    done = sluice_run(pool, other, "10000", SLUICE_STATIC_RUNTIME="divert")
+    assert done.stdout == (PROGRAMS / "expected" / "vector_add.out").read_text(), done.stderr
+    assert "inside (13.0)" in check(pool, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--strip-symbol=cudaMalloc",),
+        ("--redefine-sym=cudaMalloc=cudaOfLater",),
+        ("--redefine-sym=cudaMalloc=cudaFree",),
+        ("--add-symbol=cudaOfLater=.text:0x{inside:x},function,local",),
+        ("--add-symbol=odd=.text:0x{odd:x},function,local",),
+        ("--add-symbol=cudaThreadExit=.text:0x0,function,local",),
+    ],
+)
+def test_names_that_are_not_those_of_a_release_are_none(
+    built: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    other = with_one_other_byte(built / "vector_add", tmp_path / "other", named=True)
+    row = subprocess.run(["readelf", "-SW", other], capture_output=True, text=True, check=True)
+    (text,) = (line for line in row.stdout.splitlines() if " .text " in line)
+    begin = int(text.split("PROGBITS")[1].split()[0], 16)
+    said = subprocess.run(["nm", other], capture_output=True, text=True, check=True).stdout
+    (malloc,) = (line for line in said.splitlines() if line.endswith(" cudaMalloc"))
+    inside = int(malloc.split()[0], 16) - begin + 32
+    changed = [option.format(inside=inside, odd=inside + 1) for option in options]
+    assert known_runtime(renamed(other, tmp_path / "changed", *changed)) is None
+
+
+@pytest.mark.skipif(not CUDA12.exists(), reason="CUDA 12.9's wheel is not unpacked in build/cuda12")
+def test_older_releases_are_known_by_what_they_have(tmp_path: Path) -> None:
+    """Their archives are in no wheel: names that they lack are taken out of 12.9's."""
+    program = tmp_path / "vector_add"
+    libraries = [str(CUDA12), "-ldl", "-lrt", "-lpthread"]
+    command = [*NVCC, "-cudart=none", "-o", program, PROGRAMS / "vector_add.cu", *libraries]
+    subprocess.run(command, check=True)
+    other = with_one_other_byte(program, tmp_path / "other", named=True)
+    assert known_runtime(other) == ("12.8", 12)
+    lock = (ROOT / "native/api/static_runtimes.lock").read_text().splitlines()
+    releases = [line.split()[1:] for line in lock if line.startswith("release ")]
+    for versions, *lacked in releases:
+        older = renamed(other, tmp_path / "older", *(f"--strip-symbol={n}" for n in lacked))
+        assert known_runtime(older) == (versions.rpartition(".")[0].split(",")[0][:4], 12)
+
+
 def test_files_that_hold_anything_are_only_looked_at(built: Path, tmp_path: Path) -> None:
     """In a process of its own, which a fault would end."""
     script = tmp_path / "look.py"
@@ -322,11 +384,12 @@ def test_files_that_hold_anything_are_only_looked_at(built: Path, tmp_path: Path
 import ctypes, random, sys
 hook = ctypes.CDLL({str(find_native("libsluice-audit.so"))!r})
 ask = hook.sluice_static_runtime_of
-whole = open({str(built / "streams_events")!r}, "rb").read()
+wholes = [open(f"{built}/{{name}}", "rb").read() for name in ("streams_events", "symbols")]
 path = {str(tmp_path / "any")!r}
 room = ctypes.create_string_buffer(8)
 chance = random.Random(int(sys.argv[1]))
 for _ in range(300):
+    whole = chance.choice(wholes)
     one = bytearray(whole[: chance.choice((len(whole), chance.randrange(len(whole)), 64, 700))])
     for _ in range(chance.randrange(40)):
         where = chance.choice((64, 1000, len(one)))

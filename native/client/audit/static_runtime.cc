@@ -44,6 +44,15 @@ class Elf {
   std::span<const std::byte> bytes(const Elf64_Phdr& segment) const {
     return file_.subspan(segment.p_offset, segment.p_filesz);
   }
+  // Empty where it has no such section, or one that does not lie in the file.
+  std::span<const std::byte> section(size_t i, Elf64_Shdr* section) const {
+    if (i >= header_.e_shnum || header_.e_shentsize != sizeof *section ||
+        !read(header_.e_shoff + i * sizeof *section, section) || section->sh_type == SHT_NOBITS ||
+        section->sh_offset > file_.size() || section->sh_size > file_.size() - section->sh_offset)
+      return {};
+    return file_.subspan(section->sh_offset, section->sh_size);
+  }
+  size_t sections() const { return header_.e_shnum; }
   // What the file has from an address on, to the end of its segment.
   std::span<const std::byte> at(uint64_t address) const {
     Elf64_Phdr s;
@@ -150,6 +159,148 @@ bool find_in(std::span<const std::byte> code, uint64_t address, FoundRuntime* fo
   return false;
 }
 
+// The symbols that a linker left in a file: `symbol`'s name, nullptr for one of no function.
+class SymbolTable {
+ public:
+  explicit SymbolTable(const Elf& elf) {
+    for (size_t i = 0; i < elf.sections() && symbols_.empty(); ++i) {
+      Elf64_Shdr s{};
+      const auto bytes = elf.section(i, &s);
+      if (bytes.empty() || s.sh_type != SHT_SYMTAB) continue;
+      symbols_ = bytes;
+      texts_ = elf.section(s.sh_link, &s);
+    }
+  }
+  bool take(size_t i, Elf64_Sym* symbol) const { return audit::take(symbols_, i, symbol); }
+  const char* function(const Elf64_Sym& symbol) const {
+    if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || symbol.st_shndx == SHN_UNDEF ||
+        symbol.st_name >= texts_.size())
+      return nullptr;
+    const auto* name = reinterpret_cast<const char*>(texts_.data() + symbol.st_name);
+    const size_t most = texts_.size() - symbol.st_name;
+    return strnlen(name, most) < most ? name : nullptr;
+  }
+
+ private:
+  std::span<const std::byte> symbols_, texts_;
+};
+
+// cudaMalloc and __cudaRegisterVar, and not cuda_check or __cudart123.
+bool is_public_name(const char* name) {
+  if (std::strncmp(name, "__", 2) == 0) name += 2;
+  return std::strncmp(name, "cuda", 4) == 0 && name[4] >= 'A' && name[4] <= 'Z';
+}
+
+constexpr size_t kNoName = std::size(kNames);
+
+size_t number_of(const char* name) {
+  size_t low = 0, high = kNoName;
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    const int order = std::strcmp(kNames[middle], name);
+    if (order == 0) return middle;
+    (order < 0 ? low : high) = order < 0 ? middle + 1 : middle;
+  }
+  return kNoName;
+}
+
+// Where each of kNames is in a file; 0: nowhere.
+struct Places {
+  uint64_t at[kNoName] = {};
+  uint64_t first = ~uint64_t{0}, last = 0;
+  size_t count = 0;
+
+  bool add(size_t number, uint64_t address) {
+    if (at[number] != 0 || address == 0) return false;
+    at[number] = address;
+    if (address < first) first = address;
+    if (address > last) last = address;
+    ++count;
+    return true;
+  }
+  bool are_those_of(const Release& release) const {
+    if (count != release.count) return false;
+    for (size_t i = 0; i < release.count; ++i)
+      if (at[release.names[i]] == 0) return false;
+    return true;
+  }
+};
+
+constexpr uint64_t kMostText = 1 << 20, kAligned = 16;
+
+// Everything from the first of the functions to the last is the runtime's, which aligns all of its
+// functions; so none of them is another's or ends before a jump would.
+bool stand_together(const SymbolTable& table, const Places& places) {
+  if (places.last - places.first >= kMostText) return false;
+  Elf64_Sym symbol;
+  for (size_t i = 0; table.take(i, &symbol); ++i) {
+    const char* name = table.function(symbol);
+    if (!name || symbol.st_value < places.first || symbol.st_value > places.last) continue;
+    if (symbol.st_value % kAligned != 0) return false;
+    if (is_public_name(name) && number_of(name) == kNoName) return false;
+  }
+  static bool taken[kMostText / kAligned];  // the loader calls under a lock of its own
+  std::memset(taken, 0, sizeof taken);
+  for (const uint64_t at : places.at) {
+    if (at == 0) continue;
+    bool& here = taken[(at - places.first) / kAligned];
+    if (here) return false;
+    here = true;
+  }
+  return true;
+}
+
+// The version whose functions are where the names say.
+bool find_at(const Elf& elf, const Places& places, FoundRuntime* found) {
+  for (const Runtime& runtime : kRuntimes) {
+    const uint64_t text = places.at[runtime.key] - offset_of_key(runtime);
+    const auto code = elf.at(text);
+    if (code.size() < runtime.text_bytes || !begins_at(runtime, code)) continue;
+    *found = {&runtime, text};
+    return true;
+  }
+  return false;
+}
+
+// By the names of an unstripped file. What is found stays.
+bool find_by_names(const Elf& elf, FoundRuntime* found) {
+  const SymbolTable table(elf);
+  Places places;
+  Elf64_Sym symbol;
+  for (size_t i = 0; table.take(i, &symbol); ++i) {
+    const char* name = table.function(symbol);
+    if (!name || !is_public_name(name)) continue;
+    const size_t number = number_of(name);
+    if (number != kNoName && !places.add(number, symbol.st_value)) return false;
+  }
+  const Release* release = nullptr;
+  for (const Release& each : kReleases)
+    if (places.are_those_of(each)) release = &each;
+  if (!release || !stand_together(table, places)) return false;
+  const size_t text_bytes = places.last - places.first + kJumpBytes;
+  bool is_code = false;
+  Elf64_Phdr s;
+  for (size_t i = 0; i < elf.segments(); ++i)
+    is_code = is_code || (elf.segment(i, &s) && s.p_type == PT_LOAD && s.p_flags & PF_X &&
+                          places.first >= s.p_vaddr && s.p_filesz >= text_bytes &&
+                          places.first - s.p_vaddr <= s.p_filesz - text_bytes);
+  if (!is_code) return false;
+  if (find_at(elf, places, found)) return true;
+  void* const memory = mmap(nullptr, sizeof(Runtime) + release->count * sizeof(Function),
+                            PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  auto* const functions = reinterpret_cast<Function*>(static_cast<Runtime*>(memory) + 1);
+  for (size_t i = 0; i < release->count; ++i) {
+    const uint16_t number = release->names[i];
+    functions[i] = {static_cast<uint32_t>(places.at[number] - places.first), number, 0, 0};
+  }
+  auto* const runtime = static_cast<Runtime*>(memory);
+  *runtime = {release->versions, release->major, static_cast<uint32_t>(text_bytes), 0, 0,
+              functions,         release->count};
+  *found = {runtime, places.first};
+  return true;
+}
+
 // By a text that all of them hold: what a profiler calls one of the functions.
 bool names_entry_points(const Elf& elf) {
   constexpr char kName[] = "cudaGetFuncBySymbol\0";  // whole: no part of a longer one
@@ -169,6 +320,7 @@ const char* name_of(const Function& function) { return kNames[function.name]; }
 Search find_static_runtime(std::span<const std::byte> file, FoundRuntime* found) {
   const Elf elf(file);
   if (!imports_what_it_does(elf)) return Search::kNone;
+  if (find_by_names(elf, found)) return Search::kFound;
   Elf64_Phdr s;
   for (size_t i = 0; i < elf.segments(); ++i)
     if (elf.segment(i, &s) && s.p_type == PT_LOAD && s.p_flags & PF_X &&

@@ -3,8 +3,9 @@
 //
 // That is one object with one `.text`, which linkers place whole. Known are the versions of
 // native/api/static_runtimes.lock: a file has one of them when each of its some 430 public
-// functions begins with that version's bytes at that version's place. Nothing else is taken for
-// one.
+// functions begins with that version's bytes at that version's place. Of a file that was not
+// stripped its own table of symbols will do: when the functions of such names are together in one
+// place, and are all those of a release and no other. Nothing else is taken for one.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +22,20 @@ struct Function {
 };
 
 struct Runtime {
-  const char* versions;  // "13.0.48,13.0.88"
+  const char* versions;  // "13.0.48,13.0.88"; by its names alone: "12.5,12.6"
   uint32_t major;
   uint32_t text_bytes;
   uint16_t key;   // the function that is looked for
   uint64_t head;  // by its first bytes
   const Function* functions;
+  size_t count;
+};
+
+// Which functions the runtimes of some minor versions have.
+struct Release {
+  const char* versions;
+  uint32_t major;
+  const uint16_t* names;  // in order
   size_t count;
 };
 
