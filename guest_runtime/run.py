@@ -12,12 +12,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from .device_file import search_path
 from .installation import Installation, find_installation
 from .options import WrongUsage, parse
 from .static_runtime import DIVERT, VARIABLE, preloads, wanted
+
+#: Of commands that programs expect where there is a GPU.
+COMMANDS = Path(__file__).resolve().parent / "commands"
 
 
 class CannotRun(Exception):
@@ -27,9 +31,10 @@ class CannotRun(Exception):
 def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]:
     """`base` with the two loader variables put in front of what they hold already.
 
-    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules, PYTHONPATH
-    on a machine without device files (device_file.py), and, where runtimes inside of programs are
-    to be diverted, for what tells the loader hook so and preloads ours, to which they are to lead.
+    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules; PATH and
+    PYTHONPATH on a machine without nvidia-smi and without device files (device_file.py), by which
+    programs tell that there is a GPU; and, where runtimes inside of programs are to be diverted,
+    for what tells the loader hook so and preloads ours, to which they are to lead.
     """
     if found.folder is None:
         raise CannotRun(
@@ -43,11 +48,17 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
     result.setdefault("TRITON_LIBCUDA_PATH", str(found.folder))
     if path := search_path(base.get("PYTHONPATH")):
         result["PYTHONPATH"] = path
+    if (path := base.get("PATH")) and not _has_command("nvidia-smi", path):
+        result["PATH"] = f"{path}:{COMMANDS}"
     if wanted(base):
         result[VARIABLE] = DIVERT
         for runtime in preloads(found):  # the newest is first in the end
             result["LD_PRELOAD"] = _prepend(runtime, result.get("LD_PRELOAD"))
     return result
+
+
+def _has_command(name: str, path: str) -> bool:
+    return any(os.access(Path(folder) / name, os.X_OK) for folder in path.split(":") if folder)
 
 
 def _prepend(first: str, rest: str | None) -> str:

@@ -153,6 +153,9 @@ def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes
     for source in sorted([*modules.glob("*.py"), *modules.glob("hooks/*/*.py")]):
         name = source.relative_to(modules)
         files[f"python/sluice_guest/{name}"] = (0o644, source.read_bytes())
+    for source in sorted((modules / "commands").iterdir()):
+        name = source.relative_to(modules)
+        files[f"python/sluice_guest/{name}"] = (0o755, source.read_bytes())
     files["install.sh"] = (0o755, (PARTS / "install.sh").read_bytes())
     files["README"] = (0o644, (PARTS / "README").read_bytes())
     files["LICENSE"] = (0o644, _license())

@@ -15,7 +15,7 @@ import pytest
 from sluice.guest_runtime.check import findings
 from sluice.guest_runtime.findings import Verdict
 from sluice.guest_runtime.installation import Installation
-from sluice.guest_runtime.run import CannotRun, environment_for
+from sluice.guest_runtime.run import COMMANDS, CannotRun, environment_for
 
 from .conftest import CHECKOUT, Compile, compile_hook
 
@@ -137,12 +137,31 @@ def test_nothing_else_of_the_environment_changes(setting: Setting) -> None:
     assert shown.pop("TRITON_LIBCUDA_PATH") == str(setting.lib)
     assert shown["CUDA_VISIBLE_DEVICES"] == "1"
     changed = {name for name in shown if shown[name] != os.environ.get(name)}
+    if "PATH" in changed:  # no machine for these tests has to have one
+        assert shown["PATH"] == f"{os.environ['PATH']}:{COMMANDS}"
+        assert shutil.which("nvidia-smi") is None
+        changed.discard("PATH")
     assert changed <= {"SLUICE_LIBRARIES", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "LC_CTYPE"}
+
+
+def test_programs_that_ask_nvidia_smi_find_one(setting: Setting, tmp_path: Path) -> None:
+    """On a machine without; where there is one it stays the first."""
+    found = Installation(setting.lib, setting.audit, setting.ours, None, None)
+    assert environment_for(found, {"PATH": str(tmp_path)})["PATH"] == f"{tmp_path}:{COMMANDS}"
+    own = tmp_path / "nvidia-smi"
+    own.touch(mode=0o755)
+    assert environment_for(found, {"PATH": str(tmp_path)})["PATH"] == str(tmp_path)
+    own.unlink()
+    system = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
+    if shutil.which("nvidia-smi", path=system):
+        pytest.skip("this machine has an nvidia-smi")
+    said = setting.run("nvidia-smi", "--help", PATH=system)
+    assert "Sluice" in said.splitlines()[0], said
 
 
 def test_running_it_within_itself_adds_nothing(setting: Setting) -> None:
     found = Installation(setting.lib, setting.audit, setting.ours, None, None)
-    once = environment_for(found, {})
+    once = environment_for(found, {"PATH": "/none"})
     assert environment_for(found, once) == once
 
 
