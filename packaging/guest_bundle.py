@@ -150,12 +150,10 @@ def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes
 
     generate_client_settings(CHECKOUT / "python")  # a module of those that follow
     modules = CHECKOUT / "guest_runtime"
-    for source in sorted([*modules.glob("*.py"), *modules.glob("hooks/*/*.py")]):
-        name = source.relative_to(modules)
-        files[f"python/sluice_guest/{name}"] = (0o644, source.read_bytes())
-    for source in sorted((modules / "commands").iterdir()):
-        name = source.relative_to(modules)
-        files[f"python/sluice_guest/{name}"] = (0o755, source.read_bytes())
+    for pattern, mode in (("*.py", 0o644), ("hooks/*/*.py", 0o644), ("commands/*", 0o755)):
+        for source in sorted(modules.glob(pattern)):
+            inside = source.relative_to(modules)
+            files[f"python/sluice_guest/{inside}"] = (mode, source.read_bytes())
     files["install.sh"] = (0o755, (PARTS / "install.sh").read_bytes())
     files["README"] = (0o644, (PARTS / "README").read_bytes())
     files["LICENSE"] = (0o644, _license())
