@@ -21,13 +21,6 @@ bool refuse(LoadFailure& failure, const std::string& text) {
   return false;
 }
 
-// Text ends where its part says, or before, with a zero.
-void assign_text(std::string& ptx, const void* text, size_t bytes) {
-  const void* end = std::memchr(text, 0, bytes);
-  ptx.assign(static_cast<const char*>(text),
-             end ? static_cast<const char*>(end) - static_cast<const char*>(text) : bytes);
-}
-
 bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure) {
   Container header;
   std::memcpy(&header, image, sizeof header);
@@ -52,16 +45,18 @@ bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure
     at += entry.header_bytes + entry.bytes;
     left -= entry.header_bytes + entry.bytes;
   }
-  if (best && is_packed(part)) {
-    std::vector<std::byte> text;
-    std::string why;
-    if (!unpack(part, {reinterpret_cast<const std::byte*>(best), part.bytes}, &text, &why))
-      return refuse(failure, "the program's PTX is compressed: " + why);
-    assign_text(ptx, text.data(), text.size());
-    return true;
-  }
   if (best) {
-    assign_text(ptx, best, part.bytes);
+    std::span<const std::byte> text{reinterpret_cast<const std::byte*>(best), part.bytes};
+    std::vector<std::byte> unpacked;
+    std::string why;
+    if (is_packed(part)) {
+      if (!unpack(part, text, &unpacked, &why))
+        return refuse(failure, "the program's PTX is compressed: " + why);
+      text = unpacked;
+    }
+    // It ends where its part says, or before, with a zero.
+    const auto* begin = reinterpret_cast<const char*>(text.data());
+    ptx.assign(begin, strnlen(begin, text.size()));
     return true;
   }
   return refuse(failure, any ? "the program holds no PTX that the software GPU can run (only "
