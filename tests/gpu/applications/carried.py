@@ -38,10 +38,6 @@ class Carried:
     borrowed: tuple[tuple[str, str], ...] = ()  #: (folder, entry): what it has of it, too
 
 
-class LenderMissing(Exception):
-    """Another entry's packages, of which this one has some, are not there."""
-
-
 def like(path: str, patterns: Sequence[str]) -> bool:
     """Whether a path is one of those."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
@@ -96,18 +92,6 @@ def make_interpreter(base: Path, folder: Path) -> None:
     [own] = (folder / "venv" / "lib").glob("python3.*")
     shutil.rmtree(own / PACKAGES)
     (own / PACKAGES).symlink_to(folder / PACKAGES)
-
-
-def borrow(folder: Path, carried: Carried) -> None:
-    """What other entries' packages have for it, where its own look for that: beside them."""
-    for name, entry in carried.borrowed:
-        lender, own = folder.parent / entry / PACKAGES / name, folder / PACKAGES / name
-        if not lender.is_dir():
-            raise LenderMissing(f"{lender} is not there: unpack {entry} before {folder.name}")
-        own.mkdir(exist_ok=True)
-        for each in lender.iterdir():
-            if not (own / each.name).exists():
-                (own / each.name).symlink_to(each)
 
 
 def notes(packages: Path) -> dict[str, str]:

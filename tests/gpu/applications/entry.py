@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,11 @@ class Place:
         """A path in the installed packages, its own before those beside it."""
         found = (folder.joinpath(*parts) for folder in (self.packages, *self.beside))
         return next((path for path in found if path.exists()), self.packages.joinpath(*parts))
+
+
+def each_part(program: Path, names: Iterable[str]) -> Callable[[Place], dict[str, list[str]]]:
+    """The commands of a program that is told which of its parts to run."""
+    return lambda place: {name: [str(place.python), str(program), name] for name in names}
 
 
 @dataclass(frozen=True)

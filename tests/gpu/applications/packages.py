@@ -281,6 +281,19 @@ def make_environment(base: Path, folder: Path, *before: Path) -> None:
     (own / "beside.pth").write_text("".join(lines))
 
 
+def borrow(folder: Path, how: carried.Carried) -> None:
+    """What other entries' packages have for it, where its own look for that: beside them."""
+    for name, entry in how.borrowed:
+        lender = folder.parent / entry / carried.PACKAGES / name
+        if not lender.is_dir():
+            raise PackageError(f"{lender} is not there: unpack {entry} before {folder.name}")
+        own = folder / carried.PACKAGES / name
+        own.mkdir(exist_ok=True)
+        for each in lender.iterdir():
+            if not (own / each.name).exists():
+                (own / each.name).symlink_to(each)
+
+
 def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
     """Installs what `prepare` made, beside the packages of the interpreter `base`."""
     listing = pieces / f"{entry.name}.json"
@@ -291,10 +304,7 @@ def unpack(entry: Entry, pieces: Path, base: Path, into: Path) -> Place:
     if said.get("carried"):
         slices.finish(entry.name, pieces, folder / carried.PACKAGES)
         if entry.carried:
-            try:
-                carried.borrow(folder, entry.carried)
-            except carried.LenderMissing as error:
-                raise PackageError(str(error)) from error
+            borrow(folder, entry.carried)
         if entry.carried and entry.carried.alone:
             carried.make_interpreter(base, folder)
         else:

@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-from ..entry import HERE, Entry, Place, Programs
+from ..entry import HERE, Entry, Programs, each_part
 
 NAMES = ("elementwise", "products", "gradients", "convolution", "loops", "linear", "fft", "random")
-
-
-def commands(place: Place) -> dict[str, list[str]]:
-    """Each part of programs/jax_parts.py."""
-    program = str(HERE / "programs" / "jax_parts.py")
-    return {name: [str(place.python), program, name] for name in NAMES}
-
-
 ENTRY = Entry(
     name="jax",
     title="JAX (CUDA 13)",
     what="products, gradients, convolutions, solvers, FFT, loops; the same digits",
-    parts=(Programs("programs", commands),),
+    parts=(Programs("programs", each_part(HERE / "programs/jax_parts.py", NAMES)),),
     versions=("jax", "jaxlib"),
     environment={
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -4,22 +4,14 @@
 from __future__ import annotations
 
 from ..carried import Carried
-from ..entry import HERE, Entry, Place, Programs
+from ..entry import HERE, Entry, Programs, each_part
 
 NAMES = (*("perceptron", "convolutions", "attention", "recurrent", "sorting", "halves", "graphs"),)
-
-
-def commands(place: Place) -> dict[str, list[str]]:
-    """Each part of programs/onnx_parts.py."""
-    program = str(HERE / "programs" / "onnx_parts.py")
-    return {name: [str(place.python), program, name] for name in NAMES}
-
-
 ENTRY = Entry(
     name="onnxruntime",
     title="ONNX Runtime GPU (CUDA 13)",
     what="small models on the CUDA provider alone; the same digits",
-    parts=(Programs("programs", commands),),
+    parts=(Programs("programs", each_part(HERE / "programs/onnx_parts.py", NAMES)),),
     versions=("onnxruntime-gpu", "onnx", "numpy"),
     gibibytes=0.2,
     carried=Carried(

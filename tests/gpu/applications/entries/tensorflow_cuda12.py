@@ -4,26 +4,18 @@
 from __future__ import annotations
 
 from ..carried import Carried
-from ..entry import HERE, Entry, Place, Programs
+from ..entry import HERE, Entry, Programs, each_part
 
 NAMES = (
     *("elementwise", "products", "convolutions", "linear", "fft", "sorting", "random"),
     *("graphs", "training"),
 )
-
-
-def commands(place: Place) -> dict[str, list[str]]:
-    """Each part of programs/tensorflow_parts.py."""
-    program = str(HERE / "programs" / "tensorflow_parts.py")
-    return {name: [str(place.python), program, name] for name in NAMES}
-
-
 ENTRY = Entry(
     name="tensorflow",
     title="TensorFlow (CUDA 12)",
     what="kernels, products, convolutions, solvers, FFT, traced and Keras's training; the same "
     "digits",
-    parts=(Programs("programs", commands),),
+    parts=(Programs("programs", each_part(HERE / "programs/tensorflow_parts.py", NAMES)),),
     versions=("tensorflow", "keras", "numpy"),
     environment={
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -4,23 +4,15 @@
 from __future__ import annotations
 
 from ..carried import Carried
-from ..entry import HERE, Entry, Place, Programs
+from ..entry import HERE, Entry, Programs, each_part
 
 NAMES = (*("kernels", "atomics", "vectors", "gradients", "meshes", "tiles", "sorting", "sparse"),)
-
-
-def commands(place: Place) -> dict[str, list[str]]:
-    """Each part of programs/warp_parts.py."""
-    program = str(HERE / "programs" / "warp_parts.py")
-    return {name: [str(place.python), program, name] for name in NAMES}
-
-
 ENTRY = Entry(
     name="warp",
     title="NVIDIA Warp",
     what="kernels, graphs, gradients, meshes, tiles, sorts, sparse matrices, diverted; the same "
     "digits",
-    parts=(Programs("programs", commands),),
+    parts=(Programs("programs", each_part(HERE / "programs/warp_parts.py", NAMES)),),
     divert=True,
     versions=("warp-lang", "numpy"),
     gibibytes=0.1,

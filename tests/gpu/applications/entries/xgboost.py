@@ -4,22 +4,14 @@
 from __future__ import annotations
 
 from ..carried import Carried
-from ..entry import HERE, Entry, Place, Programs
+from ..entry import HERE, Entry, Programs, each_part
 
 NAMES = (*("regression", "classes", "missing", "quantiles", "ranking", "contributions", "forests"),)
-
-
-def commands(place: Place) -> dict[str, list[str]]:
-    """Each part of programs/xgboost_parts.py."""
-    program = str(HERE / "programs" / "xgboost_parts.py")
-    return {name: [str(place.python), program, name] for name in NAMES}
-
-
 ENTRY = Entry(
     name="xgboost",
     title="XGBoost",
     what="training and prediction with `device=cuda`, diverted; the same digits",
-    parts=(Programs("programs", commands),),
+    parts=(Programs("programs", each_part(HERE / "programs/xgboost_parts.py", NAMES)),),
     divert=True,
     versions=("xgboost", "numpy"),
     gibibytes=0.1,
