@@ -87,7 +87,8 @@ for i, handle in enumerate(handles):
     assert cuda.cuDeviceGetUuid_v2(raw, i) == 0
     uuid = n.nvmlDeviceGetUUID(handle)
     assert uuid.startswith("GPU-") and uuid[4:].replace("-", "") == bytes(raw).hex()
-    assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(uuid)) == i
+    for known in (uuid, uuid[4:], uuid.lower()):
+        assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(known)) == i
     assert cuda.cuDeviceGetPCIBusId(text, 128, i) == 0
     pci = n.nvmlDeviceGetPciInfo(handle)
     assert pci.busId.endswith(text.value.decode().upper()) and len(pci.busId) == 16
@@ -123,7 +124,8 @@ n.nvmlShutdown()
 assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
 n.nvmlInit()
 for i, uuid in enumerate(looked):
-    assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(uuid)) == i
+    for known in (uuid, uuid[4:], uuid.lower()):
+        assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(known)) == i
     own = n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i))
     assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(own)) == i
 assert refusal(n.nvmlDeviceGetHandleByUUID, "GPU-00000000-0000-0000-0000-000000000000") == 6

@@ -131,13 +131,9 @@ std::unique_ptr<Channel> connect(const Config& config, wire::OpenSession request
       std::move(look));
 }
 
-}  // namespace
-
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request, Rdma rdma,
-                                  Refusal* refusal) {
-  request.channel = wire::ChannelKind::kTcp;
-  std::vector<Ticket> tickets;
-  if (!ask_for_session(config, request, &tickets, refusal)) return nullptr;
+// By the tickets of one answer.
+std::unique_ptr<Channel> join(const Config& config, const wire::OpenSession& request,
+                              const std::vector<Ticket>& tickets, Rdma rdma, Refusal* refusal) {
   if (tickets.size() == 1) return connect(config, request, tickets[0], rdma, refusal);
   std::vector<NodesChannel::Node> nodes;
   for (const Ticket& ticket : tickets) {
@@ -152,6 +148,22 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   }
   g_several_sessions = true;
   return NodesChannel::join(std::move(nodes), &refusal->text);
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request, Rdma rdma,
+                                  Refusal* refusal) {
+  request.channel = wire::ChannelKind::kTcp;
+  for (bool again = false;; again = true) {
+    std::vector<Ticket> tickets;
+    if (!ask_for_session(config, request, &tickets, refusal)) return nullptr;
+    refusal->status = Refusal().status;
+    auto channel = join(config, request, tickets, rdma, refusal);
+    // A controller that was killed behind its answer may have taken back what it gave.
+    if (channel || again || refusal->status != CUDA_ERROR_NOT_PERMITTED) return channel;
+    log_line(LogLevel::kInfo, refusal->text + "; the controller is asked for another");
+  }
 }
 
 }  // namespace sluice::client

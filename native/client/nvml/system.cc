@@ -193,7 +193,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
   return by_uuid(device, [&](const uint8_t known[16]) {
     char own[kUuidBytes];
     uuid_text(known, own);
-    return strcasecmp(own, uuid) == 0;
+    constexpr size_t kPrefix = 4;  // "GPU-", which NVIDIA's does not insist on
+    return strcasecmp(own, uuid) == 0 || strcasecmp(own + kPrefix, uuid) == 0;
   });
 }
 

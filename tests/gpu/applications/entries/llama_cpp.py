@@ -74,7 +74,7 @@ ENTRY = Entry(
     snapshots=(
         Snapshot(
             "ggml-org/llama.cpp",
-            "0c1e57098",
+            "f53577432541bb9edc1588c4ef45c66bf07e4468",
             (
                 *("CMakeLists.txt", "cmake", "ggml", "include", "src", "vendor", "licenses"),
                 *("LICENSE", "gguf-py", "examples/simple", "tests/test-backend-ops.cpp"),
