@@ -6,13 +6,20 @@ Nothing is placed on another device than the one that is named, and operations a
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from shown import show
 
+#: Opened before TensorFlow 2.21 does so, whose own search path for it leaves out where pip has it.
+SOLVERS = [
+    ctypes.CDLL(str(path))
+    for path in Path(tf.__file__).parents[1].glob("nvidia/cusolver/lib/libcusolver.so.*")
+]
 DEVICE = sys.argv[2] if len(sys.argv) > 2 else "GPU:0"
 RNG = np.random.default_rng(7)
 
