@@ -54,6 +54,7 @@ CUresult ImportedPools::open(int descriptor, ImportedPool** pool) {
 bool ImportedPools::close(ImportedPool* pool) {
   std::lock_guard lock(mutex_);
   if (--pool->imports) return false;
+  pool->handle = 0;  // whoever imports it while slabs of it are still open gets another
   settle(*pool);
   bury();
   return true;

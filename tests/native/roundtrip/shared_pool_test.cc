@@ -182,6 +182,26 @@ TEST_F(SharedPools, FreeingWaitsForNothing) {
   ASSERT_EQ(cuMemFreeAsync(own, stream), CUDA_SUCCESS);
 }
 
+// A worker of Python's multiprocessing does so between two tasks.
+TEST_F(SharedPools, APoolThatIsDestroyedWhileASlabIsOpenIsImportedAnew) {
+  const CUdeviceptr own = allocate(700);
+  const auto data = exported(own);
+  CUdeviceptr p = 0;
+  CUmemoryPool other = nullptr;
+  for (int turn = 0; turn < 3; ++turn) {
+    other = import_own();
+    ASSERT_EQ(open(other, data, &p), CUDA_SUCCESS) << turn;
+    ASSERT_EQ(cuMemsetD8Async(p, 1, 700, stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemFreeAsync(p, stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemPoolDestroy(other), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemPoolDestroy(other), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(open(other, data, &p), CUDA_ERROR_INVALID_VALUE);
+  }
+  EXPECT_TRUE(recording().calls_of("cuMemUnmap").empty()) << "the stream may still use it";
+  EXPECT_EQ(recording().calls_of("cuMemImportFromShareableHandle").size(), 1u);
+  ASSERT_EQ(cuMemFreeAsync(own, stream), CUDA_SUCCESS);
+}
+
 // Natively the memory stays while the pool does, so programs free in the order of a stream that has
 // nothing to do with the one that uses it (cuda.core's buffers, by default).
 TEST_F(SharedPools, AnotherStreamsWorkFindsWhatWasFreed) {
