@@ -181,6 +181,13 @@ assert n.nvmlDeviceGetCurrPcieLinkGeneration(h) == 5
 assert n.nvmlDeviceGetPersistenceMode(h) == 1
 for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetNumFans):
     assert refusal(call, h) == n.NVML_ERROR_NOT_SUPPORTED
+wanted = (n.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, n.NVML_FI_DEV_POWER_INSTANT, 1 << 20)
+energy, power, unknown = n.nvmlDeviceGetFieldValues(h, wanted)
+assert (energy.nvmlReturn, energy.value.ullVal) == (0, 1 << 40)
+assert (energy.valueType, energy.fieldId) == (n.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, wanted[0])
+assert abs(energy.timestamp / 1e6 - time.time()) < 600 and energy.latencyUsec >= 0
+assert power.nvmlReturn == 0 and power.value.uiVal
+assert unknown.nvmlReturn == n.NVML_ERROR_NOT_SUPPORTED, "each says for itself"
 begun, asked = time.monotonic(), {n.nvmlDeviceGetPowerUsage(h) for _ in range(1000)}
 assert len(asked) <= 2 + (time.monotonic() - begun) / 0.1, "one answer serves many questions"
 time.sleep(0.12)
@@ -200,6 +207,47 @@ for call, *rest in (
     assert refusal(call, h, *rest) == n.NVML_ERROR_NOT_SUPPORTED, call
 # The software GPU has no kernel driver.
 assert refusal(n.nvmlSystemGetDriverVersion) == n.NVML_ERROR_NOT_SUPPORTED
+"""
+    run(pool, code)
+
+
+def test_all_of_the_machine_is_as_near_to_a_vgpu(pool: StaticPool) -> None:
+    """Programs bind themselves to these: processors, memory, and GPUs of a processor."""
+    code = """
+import math
+def numbers(path):
+    with open(path) as file:
+        ranges = [part.split("-") for part in file.read().strip().split(",")]
+    return {n for r in ranges for n in range(int(r[0]), int(r[-1]) + 1)}
+def members(words):
+    return {64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1}
+processors = numbers("/sys/devices/system/cpu/online")
+h = n.nvmlDeviceGetHandleByIndex(1)
+words = math.ceil((max(processors) + 1) / 64)
+assert members(n.nvmlDeviceGetCpuAffinity(h, words)) == processors
+assert members(n.nvmlDeviceGetCpuAffinity(h, words + 1)) == processors
+for scope in (n.NVML_AFFINITY_SCOPE_NODE, n.NVML_AFFINITY_SCOPE_SOCKET):
+    assert members(n.nvmlDeviceGetCpuAffinityWithinScope(h, words, scope)) == processors
+    assert 0 in members(n.nvmlDeviceGetMemoryAffinity(h, 16, scope))
+assert refusal(n.nvmlDeviceGetMemoryAffinity, h, 1, 2) == n.NVML_ERROR_INVALID_ARGUMENT
+assert refusal(n.nvmlDeviceGetCpuAffinity, h, 0) == n.NVML_ERROR_INVALID_ARGUMENT
+may = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(may)})
+n.nvmlDeviceSetCpuAffinity(h)
+assert os.sched_getaffinity(0) >= may, "it is bound to those that are near"
+library = ctypes.CDLL("libnvidia-ml.so.1")
+count, two = ctypes.c_uint(), (ctypes.c_void_p * 2)()
+def near(processor, room):
+    count.value = room
+    to = two if room else None
+    return library.nvmlSystemGetTopologyGpuSet(processor, ctypes.byref(count), to)
+assert near(min(processors), 0) == 0 and count.value == 2
+assert near(min(processors), 1) == 0 and (two[0], two[1]) == (ctypes.addressof(
+    n.nvmlDeviceGetHandleByIndex(0).contents), None)
+assert near(max(processors) + 1, 0) == n.NVML_ERROR_INVALID_ARGUMENT
+assert len(n.nvmlDeviceGetTopologyNearestGpus(h, n.NVML_TOPOLOGY_INTERNAL)) == 1
+assert len(n.nvmlDeviceGetTopologyNearestGpus(h, n.NVML_TOPOLOGY_SYSTEM)) == 0
+assert len(n.nvmlDeviceGetFieldValues(h, [])) == 0
 """
     run(pool, code)
 

@@ -19,6 +19,10 @@ bool one_card(const DeviceRecord& x, const DeviceRecord& y) {
   return std::memcmp(x.physical_uuid, y.physical_uuid, sizeof x.physical_uuid) == 0;
 }
 
+nvmlGpuTopologyLevel_t level_of(const DeviceRecord& x, const DeviceRecord& y) {
+  return one_card(x, y) ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
+}
+
 }  // namespace
 
 extern "C" {
@@ -28,7 +32,23 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b,
   Vgpu x, y;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
   if (!level) return NVML_ERROR_INVALID_ARGUMENT;
-  *level = one_card(x.record(), y.record()) ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
+  *level = level_of(x.record(), y.record());
+  return NVML_SUCCESS;
+}
+
+// `count`: the room in `devices`, and then how many there are; without room, only that.
+nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level,
+                                              unsigned int* count, nvmlDevice_t* devices) {
+  Vgpu own;
+  if (const nvmlReturn_t e = enter(device, &own); e != NVML_SUCCESS) return e;
+  if (!count || (*count && !devices)) return NVML_ERROR_INVALID_ARGUMENT;
+  const unsigned room = devices ? *count : 0;
+  *count = 0;
+  for (uint32_t i = 0; i < own.count(); ++i) {
+    if (i == own.place || level_of(own.record(), own.Vgpus::record(i)) != level) continue;
+    if (*count < room) devices[*count] = own.handle(i);
+    ++*count;
+  }
   return NVML_SUCCESS;
 }
 
