@@ -15,16 +15,19 @@ using namespace sluice::nvml;
 
 namespace {
 
+// Numbers as the kernel lists them, "0-3,8".
+constexpr const char* kProcessors = "/sys/devices/system/cpu/online";
+constexpr const char* kMemory = "/sys/devices/system/node/online";
+
 constexpr unsigned kWordBits = std::numeric_limits<unsigned long>::digits;
 constexpr unsigned kMostNumbers = 1u << 16;
 
-// Calls `each` for every number of a list as the kernel writes them, "0-3,8". False: there is none.
+// Calls `each` for every number of such a list. A machine that tells of none has the first.
 template <class Each>
-bool read_numbers(const char* path, Each each) {
-  std::FILE* const file = std::fopen(path, "re");
-  if (!file) return false;
+void each_of(const char* list, Each each) {
+  std::FILE* const file = std::fopen(list, "re");
+  if (!file) return each(0u);
   unsigned first = 0;
-  bool any = false;
   while (std::fscanf(file, "%u", &first) == 1) {
     unsigned last = first;
     int behind = std::fgetc(file);
@@ -33,22 +36,9 @@ bool read_numbers(const char* path, Each each) {
       behind = std::fgetc(file);
     }
     for (unsigned n = first; n <= std::min(last, kMostNumbers); ++n) each(n);
-    any = true;
     if (behind != ',') break;
   }
   std::fclose(file);
-  return any;
-}
-
-// A machine that tells of none has the first.
-template <class Each>
-void each_processor(Each each) {
-  if (!read_numbers("/sys/devices/system/cpu/online", each)) each(0u);
-}
-
-template <class Each>
-void each_memory(Each each) {
-  if (!read_numbers("/sys/devices/system/node/online", each)) each(0u);
 }
 
 // What finds no room in the set is left out, as NVIDIA's does.
@@ -56,13 +46,17 @@ void put_bit(std::span<unsigned long> set, unsigned n) {
   if (n / kWordBits < set.size()) set[n / kWordBits] |= 1ul << n % kWordBits;
 }
 
-nvmlReturn_t check(nvmlDevice_t device, std::span<unsigned long> set, nvmlAffinityScope_t scope) {
+// The numbers of a list, as bits of a set of so many words.
+nvmlReturn_t near(nvmlDevice_t device, unsigned int words, unsigned long* set,
+                  nvmlAffinityScope_t scope, const char* list) {
   uint32_t index;
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
-  if (!set.data() || set.empty() ||
+  if (!set || words == 0 ||
       (scope != NVML_AFFINITY_SCOPE_NODE && scope != NVML_AFFINITY_SCOPE_SOCKET))
     return NVML_ERROR_INVALID_ARGUMENT;
-  std::fill(set.begin(), set.end(), 0ul);
+  const std::span whole(set, words);
+  std::fill(whole.begin(), whole.end(), 0ul);
+  each_of(list, [&](unsigned n) { put_bit(whole, n); });
   return NVML_SUCCESS;
 }
 
@@ -72,7 +66,7 @@ nvmlReturn_t unbind(nvmlDevice_t device) {
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
   cpu_set_t all;
   CPU_ZERO(&all);
-  each_processor([&](unsigned n) {
+  each_of(kProcessors, [&](unsigned n) {
     if (n < CPU_SETSIZE) CPU_SET(n, &all);
   });
   return sched_setaffinity(0, sizeof all, &all) == 0 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
@@ -84,22 +78,16 @@ extern "C" {
 
 nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int words,
                                                  unsigned long* set, nvmlAffinityScope_t scope) {
-  const std::span whole(set, words);
-  const nvmlReturn_t e = check(device, whole, scope);
-  if (e == NVML_SUCCESS) each_processor([&](unsigned n) { put_bit(whole, n); });
-  return e;
+  return near(device, words, set, scope, kProcessors);
 }
 
 nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long* set) {
-  return nvmlDeviceGetCpuAffinityWithinScope(device, words, set, NVML_AFFINITY_SCOPE_NODE);
+  return near(device, words, set, NVML_AFFINITY_SCOPE_NODE, kProcessors);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int words,
                                          unsigned long* set, nvmlAffinityScope_t scope) {
-  const std::span whole(set, words);
-  const nvmlReturn_t e = check(device, whole, scope);
-  if (e == NVML_SUCCESS) each_memory([&](unsigned n) { put_bit(whole, n); });
-  return e;
+  return near(device, words, set, scope, kMemory);
 }
 
 nvmlReturn_t nvmlDeviceSetCpuAffinity(nvmlDevice_t device) { return unbind(device); }
@@ -111,7 +99,7 @@ nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int processor, unsigned int* c
                                          nvmlDevice_t* devices) {
   if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
   bool known = false;
-  each_processor([&](unsigned n) { known |= n == processor; });
+  each_of(kProcessors, [&](unsigned n) { known |= n == processor; });
   if (!count || (*count && !devices) || !known) return NVML_ERROR_INVALID_ARGUMENT;
   const unsigned room = devices ? *count : 0;
   *count = device_count();
