@@ -36,4 +36,12 @@ CUresult resolve_stream(Session* session, Device* device, CUstream handle, Strea
   return (*stream)->orphan ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
+CUresult ask_stream(CUstream handle, Session** session, Stream** stream) {
+  constexpr uint64_t kLastOfContexts = 2;  // the handles that mean a stream of the current context
+  if (reinterpret_cast<uint64_t>(handle) <= kLastOfContexts)
+    return with_stream(handle, session, stream);
+  if (const CUresult e = enter(session); e != CUDA_SUCCESS) return e;
+  return resolve_stream(*session, nullptr, handle, stream);
+}
+
 }  // namespace sluice::client

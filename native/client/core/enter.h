@@ -54,7 +54,10 @@ inline CUresult with_stream(CUstream handle, Session** session, Stream** stream)
   if (const CUresult e = enter(session, &device); e != CUDA_SUCCESS) return e;
   return resolve_stream(*session, device, handle, stream);
 }
-// The same for a call that gives the stream work.
+// The same for a question about it: a handle of its own needs no current context (NVIDIA's DALI
+// asks a stream for its context, to make that current).
+CUresult ask_stream(CUstream handle, Session** session, Stream** stream);
+// The same as with_stream() for a call that gives the stream work.
 inline CUresult stream_for_work(Session* session, Device* device, CUstream handle,
                                 Stream** stream) {
   if (const CUresult e = resolve_stream(session, device, handle, stream); e != CUDA_SUCCESS)

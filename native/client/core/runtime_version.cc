@@ -5,6 +5,7 @@
 #include <string>
 
 #include "abi/runtime_version.h"
+#include "client/core/enter.h"
 #include "client/core/log.h"
 
 namespace {
@@ -23,6 +24,8 @@ void sluice_runtime_version(int version) {
           std::to_string(version / 1000) +
           " in it; their structures differ, so install packages for one of the two");
 }
+
+const uint32_t* sluice_runtime_contexts() { return &sluice::client::thread_state().depth; }
 
 namespace sluice::client {
 

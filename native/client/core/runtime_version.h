@@ -9,6 +9,9 @@
 // The CUDART_VERSION of a library that was loaded; the first counts. Another major version beside
 // it is logged once: one program has one. Exported for our own libraries.
 extern "C" __attribute__((visibility("default"))) void sluice_runtime_version(int version);
+// Where the contexts are counted that are current on the calling thread; there until it ends. The
+// runtime gives a thread without one the primary context, and looks at each call.
+extern "C" __attribute__((visibility("default"))) const uint32_t* sluice_runtime_contexts();
 
 namespace sluice::client {
 

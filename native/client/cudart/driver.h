@@ -18,6 +18,8 @@ extern "C" {
 
 // Our own libcuda.so.1 wants to know which version of the runtime stands on it.
 extern "C" [[gnu::weak]] void sluice_runtime_version(int version);
+// It tells where it counts the contexts that are current on the calling thread.
+extern "C" [[gnu::weak]] const uint32_t* sluice_runtime_contexts();
 
 namespace sluice::cudart {
 

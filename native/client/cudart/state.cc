@@ -6,7 +6,7 @@
 
 namespace sluice::cudart {
 
-thread_local constinit ThreadState thread_state = {cudaSuccess, 0, 0};
+thread_local constinit ThreadState thread_state = {cudaSuccess, 0, 0, nullptr};
 constinit std::atomic<uint32_t> context_epoch{1};
 
 namespace {
@@ -34,7 +34,14 @@ bool ended_by_reset(CUcontext context) {
   return false;
 }
 
-void note_bound() { thread_state.bound_epoch = context_epoch.load(std::memory_order_acquire); }
+constexpr uint32_t kSome = 1;  // where the driver does not tell
+
+void note_bound() {
+  const uint32_t* const told =
+      sluice_runtime_contexts != nullptr ? sluice_runtime_contexts() : nullptr;
+  thread_state.contexts = told != nullptr ? told : &kSome;
+  thread_state.bound_epoch = context_epoch.load(std::memory_order_acquire);
+}
 
 }  // namespace
 

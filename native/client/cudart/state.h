@@ -19,8 +19,10 @@ inline constexpr int kMaxDevices = 256;
 struct ThreadState {
   cudaError_t last_error;
   int device;
-  // Equals `context_epoch` while this thread is known to have a current context.
+  // Equals `context_epoch` while this thread is known to have been given a current context.
   uint32_t bound_epoch;
+  // How many it has, which programs change by the driver's functions: 0, and it is given one anew.
+  const uint32_t* contexts;
 };
 
 extern thread_local constinit ThreadState thread_state __attribute__((tls_model("initial-exec")));
@@ -40,7 +42,8 @@ cudaError_t ensure_driver();
 cudaError_t bind_context();
 
 inline cudaError_t ensure_context() {
-  if (thread_state.bound_epoch == context_epoch.load(std::memory_order_acquire)) [[likely]] {
+  if (thread_state.bound_epoch == context_epoch.load(std::memory_order_acquire) &&
+      *thread_state.contexts != 0) [[likely]] {
     return cudaSuccess;
   }
   return bind_context();

@@ -38,6 +38,12 @@ extern "C" [[gnu::visibility("hidden")]] void sluice_runtime_version(int version
   if (function) reinterpret_cast<void (*)(int)>(function)(version);
 }
 
+extern "C" [[gnu::visibility("hidden")]] const uint32_t* sluice_runtime_contexts() {
+  void* library = driver_library();
+  void* function = library ? dlsym(library, "sluice_runtime_contexts") : nullptr;
+  return function ? reinterpret_cast<const uint32_t* (*)()>(function)() : nullptr;
+}
+
 // Called by the code below with the arguments of the function saved.
 extern "C" [[gnu::used, gnu::visibility("hidden")]] void* sluice_find_driver_function(Slot* slot) {
   void* library = driver_library();

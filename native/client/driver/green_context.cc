@@ -350,10 +350,8 @@ CUresult cuCtxWaitEvent(CUcontext context, CUevent event) {
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenCtx* green) {
   Session* s;
-  Device* d;
   Stream* stream;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!context || !green) return CUDA_ERROR_INVALID_VALUE;
   *context = reinterpret_cast<CUcontext>(stream->device->primary);
   *green = reinterpret_cast<CUgreenCtx>(stream->green);

@@ -193,7 +193,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
   Session* s;
   Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!priority) return CUDA_ERROR_INVALID_VALUE;
   *priority = stream->priority;
   return CUDA_SUCCESS;
@@ -202,7 +202,7 @@ CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
   Session* s;
   Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!flags) return CUDA_ERROR_INVALID_VALUE;
   *flags = stream->flags;
   return CUDA_SUCCESS;
@@ -211,7 +211,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
   Session* s;
   Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!id) return CUDA_ERROR_INVALID_VALUE;
   *id = stream->wire_id ? stream->wire_id & 0xffffffffff : 1;
   return CUDA_SUCCESS;
@@ -220,7 +220,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   Session* s;
   Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   const GreenContext* green = s->green_contexts.find(stream->green);
   *context = reinterpret_cast<CUcontext>(green ? green->context : stream->device->primary);
@@ -230,7 +230,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
 CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
   Session* s;
   Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = ask_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   *device = static_cast<CUdevice>(stream->device->index);
   return CUDA_SUCCESS;
