@@ -13,36 +13,18 @@ from collections.abc import Sequence
 
 from . import VERSION
 
-_USAGE = """\
-usage: sluice run [OPTIONS] CMD [ARGUMENT...]
-                                      start CMD on a vGPU of the pool
-                  --vgpu N, --gmem MIB, --ratio PERCENT: what it asks for
-                  --share: CMD and all that it starts are one job, which shares the vGPUs
-                  --processes N: room for so many processes of it (their contexts)
-       sluice check [CMD [ARGUMENT...]]
-                                      would CMD work here, and if not, what to do
-       sluice smi [OPTION...]        what you have of the pool, as nvidia-smi shows it
-       sluice doctor [--json] [-q]   look at this machine from top to bottom: what is wrong, and
-                                      what to do
-       sluice support-bundle [-o FILE]
-                                      collect logs, settings without secrets and versions in a file
-       sluice enrol [--wait SECONDS] [--group GROUP]
-                                      in a VM of vSphere or OpenStack: get its token, as root
-       sluice enrol --controller HOST:PORT --secret-file FILE [--ca FILE]
-                                      anywhere, with a one-time secret of an operator
-       sluice cdi generate | list     as root: what container engines add to containers that get
-                                      a vGPU (--device sluice.io/vgpu=all)
-       sluice version
-
-SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD
-asks for; /etc/sluice/client.conf and ~/.sluice/client.conf give defaults.
-"""
+_HELP = (["-h"], ["--help"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words.pop(0) if words else "help"
+    if verb in ("run", "check") and words[:1] in _HELP:
+        from .usage import RUN, USAGE, options
+
+        print(f"{RUN}{options()}" if verb == "run" else USAGE, end="")
+        return 0
     if verb == "run":
         from .run import run
 
@@ -84,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb in ("version", "--version"):
         print(f"sluice {VERSION}")
         return 0
-    if verb in ("help", "--help", "-h"):
-        print(_USAGE, end="")
-        return 0
-    print(_USAGE, end="", file=sys.stderr)
-    return 2
+    from .usage import USAGE
+
+    wanted = verb in ("help", "--help", "-h")
+    print(USAGE, end="", file=sys.stdout if wanted else sys.stderr)
+    return 0 if wanted else 2

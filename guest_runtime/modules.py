@@ -27,6 +27,11 @@ _STATIC_MARKS = (
     b"CUDA driver version is insufficient for CUDA runtime version\0",
 )
 _REGISTER = "__cudaRegisterFatBinary"
+_MOST_NAMED = 3
+_DIVERT = (
+    "start it by `sluice run --static-runtime divert` (client.conf: static_runtime = divert), "
+    "which changes its code in the memory of your own process"
+)
 
 
 @dataclass
@@ -37,8 +42,9 @@ class Seen:
     replaced: dict[str, Path] = field(default_factory=dict)
     #: What they need → ours, which is of another major version, and who needs it.
     other_version: dict[str, tuple[str, Path]] = field(default_factory=dict)
-    #: NVIDIA's own, which no library of this installation stands for.
+    #: NVIDIA's own, which no library of this installation stands for, and which were not looked at.
     theirs: set[str] = field(default_factory=set)
+    looked_at: set[str] = field(default_factory=set)
     #: Compilers and the like, which work as they are.
     local: set[str] = field(default_factory=set)
     #: Files that carry the CUDA runtime inside → which, where it is known.
@@ -71,21 +77,29 @@ class Seen:
         """Whether any of it has to do with CUDA."""
         return bool(self.replaced or self.other_version or self.theirs or self.static)
 
-    def findings(self, subject: str, who: str) -> list[Finding]:
-        """What `sluice check` says of it; `who` needs it all."""
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are files for several versions of CUDA, and for one that is served."""
+        return bool(self.versions) and (len(self.versions) > 1 or bool(self.other_version))
+
+    def findings(self, subject: str, who: str, chooses: bool = False) -> list[Finding]:
+        """What `sluice check` says of it; `who` needs it all, or `chooses` as it is loaded."""
         results = []
-        for name, (ours, path) in sorted(self.other_version.items()):
-            results.append(
-                bad(
-                    subject,
-                    f"{path} needs {name}, and this installation has {ours}",
-                    f"rebuild or install it for the CUDA version of {ours}, or install the bundle "
-                    "of its own",
+        if chooses and self.has_choice:
+            results.append(self._of_choice(subject, who))
+        else:
+            for name, (ours, path) in sorted(self.other_version.items()):
+                results.append(
+                    bad(
+                        subject,
+                        f"{path} needs {name}, and this installation has {ours}",
+                        f"rebuild or install it for the CUDA version of {ours}, or install the "
+                        "bundle of its own",
+                    )
                 )
-            )
-        results += self._of_static_runtimes(subject)
-        if len(self.versions) > 1:
-            results.append(mixes(subject, who, self.versions))
+            if len(self.versions) > 1:
+                results.append(mixes(subject, who, self.versions))
+        results += self._of_static_runtimes(subject, built_here=not chooses)
         if self.replaced:
             results.append(
                 ok(
@@ -101,13 +115,29 @@ class Seen:
                 note(
                     subject,
                     f"{who} needs {', '.join(sorted(self.theirs))} too, which this installation "
-                    "does not forward: loading works, calls that need a GPU fail",
+                    "has not and which were not found here: they work as far as their own CUDA "
+                    "calls do, which `sluice check` says of a library, too",
                 )
             )
         return results
 
-    def _of_static_runtimes(self, subject: str) -> list[Finding]:
-        """By what would become of each: diverted, diverted if it is asked for, or not known."""
+    def _of_choice(self, subject: str, who: str) -> Finding:
+        """Of files for several versions of CUDA, one of which is loaded."""
+        others: dict[str, list[str]] = {}
+        for name, (_, path) in sorted(self.other_version.items()):
+            others.setdefault(path.name, []).append(name)
+        lacking = "; ".join(f"{file} needs {', '.join(names)}" for file, names in others.items())
+        return note(
+            subject,
+            f"{who} has files for CUDA {' and '.join(sorted(self.versions))}, of which it loads "
+            f"those that it chooses itself{lacking and f'; not served here: {lacking}'}",
+        )
+
+    def _of_static_runtimes(self, subject: str, built_here: bool) -> list[Finding]:
+        """By what would become of each: diverted, diverted if it is asked for, or not known.
+
+        `built_here`: whoever asks may have built it, and can link it otherwise.
+        """
         ours, diverts = our_runtimes(find_installation()), wanted(os.environ)
         known: dict[str, list[Path]] = {}
         unknown = []
@@ -118,9 +148,7 @@ class Seen:
                 unknown.append(path)
         results = []
         for version, files in sorted(known.items()):
-            inside = (
-                f"{', '.join(map(str, files))} {_carry(files)} the CUDA runtime inside ({version})"
-            )
+            inside = f"{_some(files)} {_carry(files)} the CUDA runtime inside ({version})"
             if diverts:
                 results.append(
                     ok(subject, f"{inside}: its functions lead to ours (static_runtime = divert)")
@@ -130,16 +158,16 @@ class Seen:
                     bad(
                         subject,
                         f"{inside}, which talks to NVIDIA's driver by private tables",
-                        f"{relink_advice()}; or start it by `sluice run --static-runtime divert` "
-                        "(client.conf: static_runtime = divert), which changes its code in the "
-                        "memory of your own process",
+                        f"{relink_advice()}; or {_DIVERT}"
+                        if built_here
+                        else f"{_DIVERT}; or build it so: {relink_advice()}",
                     )
                 )
         if unknown:
             results.append(
                 bad(
                     subject,
-                    f"{', '.join(map(str, unknown))} {_carry(unknown)} the CUDA runtime inside "
+                    f"{_some(unknown)} {_carry(unknown)} the CUDA runtime inside "
                     "(libcudart_static), which talks to NVIDIA's driver by private tables, of a "
                     "version that cannot be diverted here",
                     relink_advice(),
@@ -156,6 +184,12 @@ def mixes(subject: str, who: str, versions: Mapping[str, Path]) -> Finding:
         f"{who} mixes libraries of several CUDA versions: {', '.join(needed)}",
         "install packages that are for one of them: their structures differ, and a program has one",
     )
+
+
+def _some(files: list[Path]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(files) - _MOST_NAMED
+    return ", ".join(map(str, files[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _carry(files: list[Path]) -> str:
@@ -179,4 +213,6 @@ def look_at(paths: Iterable[Path], served: Served) -> Seen:
             seen.add(read_elf(path, symbols=(_REGISTER,)), served)
         except ElfError:
             continue
+        seen.looked_at.add(path.name)
+    seen.theirs -= seen.looked_at
     return seen

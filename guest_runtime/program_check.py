@@ -21,21 +21,25 @@ from .installation import find_installation
 from .installation_check import relink_advice
 from .modules import look_at
 from .python_check import check_python, is_python
-from .substitution import CUDA, LOCAL, Served, served_by
+from .substitution import LOCAL, Served, served_by
 
 _MOST_LIBRARIES = 200
 
 
 def find_program(name: str) -> Path | None:
-    """The file that a shell would run."""
-    found = shutil.which(name)
-    return Path(found) if found else None
+    """The file that a shell would run; or a library, which nobody runs."""
+    if found := shutil.which(name):
+        return Path(found)
+    path = Path(name)
+    return path if "/" in name and path.is_file() and is_elf(path) else None
 
 
 def check_program(name: str, arguments: Sequence[str] = ()) -> list[Finding]:
     """All findings about the program `name` (a path, or a command on PATH) with its arguments."""
     path = find_program(name)
     if path is None:
+        if "/" in name and Path(name).is_file():
+            return [bad("program", f"{name} may not be run", f"chmod +x {name}")]
         return [bad("program", f"{name}: no such program", "give its path, or put it on PATH")]
     words = list(arguments)
     seen: set[Path] = set()
@@ -140,7 +144,7 @@ def _check_files(elf: ElfFile, served: Served) -> list[Finding]:
 
 
 def _libraries_of(elf: ElfFile, served: Served) -> Iterator[Path]:
-    """The libraries of the program's own, through search paths; CUDA's and the system's are not."""
+    """The libraries of the program's own, through search paths; not what ours stand for."""
     waiting: list[tuple[ElfFile, list[Path]]] = [(elf, [])]
     known: set[str] = set()
     given = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
@@ -149,9 +153,7 @@ def _libraries_of(elf: ElfFile, served: Served) -> Iterator[Path]:
         own = _folders(current, current.rpath) + inherited
         folders = own + given + _folders(current, current.runpath)
         for name in current.needed:
-            if name in known or CUDA.fullmatch(name) or LOCAL.fullmatch(name):
-                continue
-            if served.replacement(name) is not None:
+            if name in known or LOCAL.fullmatch(name) or served.replacement(name) is not None:
                 continue
             path = next((f / name for f in folders if (f / name).is_file()), None)
             if path is None:

@@ -23,16 +23,21 @@ from .substitution import Served
 _MOST_FILES = 1000
 #: Options of the interpreter that take the next word.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+#: Of a namespace package, such as `nvidia`, what is imported of it: what lies beside it is others'.
 _FIND = """
 import importlib.util, json, sys
 found = {}
 for name in sys.argv[1:]:
+    first, *rest = name.split(".")
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(first)
+        while spec is not None and spec.origin is None and rest:
+            first += "." + rest.pop(0)
+            spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         continue
     if spec is not None:
-        found[name] = [*(spec.submodule_search_locations or ())] or [spec.origin]
+        found[first] = [*(spec.submodule_search_locations or ())] or [spec.origin]
 print(json.dumps(found))
 """
 
@@ -49,19 +54,19 @@ def check_python(interpreter: Path, arguments: Sequence[str], served: Served) ->
         return [note("packages", problem)]
     results = []
     versions: dict[str, Path] = {}
-    alone = True
     for name, places in sorted(_locations(interpreter, names).items()):
-        seen = look_at(_native_files(places), served)
-        results += seen.findings("packages", name)
-        versions = {**seen.versions, **versions}
-        alone = alone and len(seen.versions) < 2  # else it is said of the package
-    if alone and len(versions) > 1:
+        files = (f for f in _native_files(places) if served.replacement(f.name) is None)
+        seen = look_at(files, served)
+        results += seen.findings("packages", name, chooses=True)
+        if len(seen.versions) == 1:  # else it is said of the package
+            versions = {**seen.versions, **versions}
+    if len(versions) > 1:
         results.append(mixes("packages", "the program", versions))
     return results
 
 
 def imported(arguments: Sequence[str]) -> tuple[list[str], str]:
-    """(top-level names that a command's own code imports, why they cannot be known)."""
+    """(dotted names that a command's own code imports, why they cannot be known)."""
     words = list(arguments)
     while words:
         word = words.pop(0)
@@ -70,7 +75,7 @@ def imported(arguments: Sequence[str]) -> tuple[list[str], str]:
         if word.startswith("-c"):
             return _names(word[2:], "the command's text")
         if word == "-m":
-            return ([words[0].partition(".")[0]] if words else []), ""
+            return words[:1], ""
         if word in _WITH_VALUE and words:
             words.pop(0)
         elif not word.startswith("-"):
@@ -90,9 +95,9 @@ def _names(text: str, what: str) -> tuple[list[str], str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return sorted(found), ""
 
 

@@ -19,6 +19,9 @@ RUNTIME = "int cudaMalloc(void** p, unsigned long n){ return 0; }"
 STATIC_RUNTIME = CHECKOUT / "build/cuda13/nvidia/cu13/lib/libcudart_static.a"
 
 
+INSIDE = "void __cudaRegisterFatBinary(void){} int work(void){__cudaRegisterFatBinary();}"
+
+
 def runtime(compile_c: Compile, name: str = "libcudart.so.13") -> Path:
     return compile_c(name, RUNTIME, "-shared", "-fPIC", f"-Wl,-soname,{Path(name).name}")
 
@@ -108,8 +111,7 @@ def test_a_program_that_is_not_there() -> None:
 def test_a_library_of_the_programs_own_with_the_runtime_inside_is_named(
     compile_c: Compile,
 ) -> None:
-    inside = "void __cudaRegisterFatBinary(void){} int work(void){__cudaRegisterFatBinary();}"
-    deep = compile_c("lib/libdeep.so", inside, "-shared", "-fPIC", "-Wl,-soname,libdeep.so")
+    deep = compile_c("lib/libdeep.so", INSIDE, "-shared", "-fPIC", "-Wl,-soname,libdeep.so")
     near = compile_c(
         "lib/libnear.so",
         "int work(void); int near_work(void){return work();}",
@@ -126,14 +128,35 @@ def test_a_library_of_the_programs_own_with_the_runtime_inside_is_named(
     assert "-cudart shared" in text
 
 
-def test_a_library_that_this_release_does_not_forward_is_noted(compile_c: Compile) -> None:
+def test_a_library_of_nvidias_that_ours_does_not_stand_for_is_looked_at(
+    compile_c: Compile,
+) -> None:
+    """It is an ordinary user of CUDA: what it carries inside decides."""
     theirs = compile_c(
-        "libnppig.so.13", "int f(void){return 0;}", "-shared", "-fPIC", "-Wl,-soname,libnppig.so.13"
+        "lib/libnppig.so.13", INSIDE, "-shared", "-fPIC", "-Wl,-soname,libnppig.so.13"
     )
-    program = compile_c("program", "int f(void); int main(){return f();}", str(theirs))
-    findings = check_program(str(program))
-    assert bad_ones(findings) == []
-    assert any("libnppig.so.13" in f.text and "does not forward" in f.text for f in findings)
+    uses = "int work(void); int main(){return work();}"
+    far = check_program(str(compile_c("far", uses, str(theirs))))
+    assert bad_ones(far) == []
+    assert any("libnppig.so.13" in f.text and "not found here" in f.text for f in far)
+    near = check_program(str(compile_c("near", uses, str(theirs), "-Wl,-rpath,$ORIGIN/lib")))
+    (text,) = bad_ones(near)
+    assert f"{theirs} carries the CUDA runtime inside" in text
+    assert not any("not found here" in f.text for f in near)
+
+
+def test_a_library_can_be_looked_at_and_a_file_that_may_not_be_run_is_said(
+    compile_c: Compile, tmp_path: Path
+) -> None:
+    says = 'int puts(const char*); int say(void){return puts("");}'
+    library = compile_c("libdeep.so", INSIDE + says, "-shared", "-fPIC")
+    library.chmod(0o644)
+    (text,) = bad_ones(check_program(str(library)))
+    assert "carries the CUDA runtime inside" in text
+    script = tmp_path / "train"
+    script.write_text("#!/bin/sh\n")
+    (found,) = check_program(str(script))
+    assert (found.text, found.remedy) == (f"{script} may not be run", f"chmod +x {script}")
 
 
 def test_a_compiler_of_nvidias_is_no_matter(compile_c: Compile) -> None:

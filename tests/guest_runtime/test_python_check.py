@@ -66,6 +66,36 @@ def test_packages_for_different_versions_of_cuda_are_named(
     assert not [t for t in texts("-c", "import for_13, plain") if "mixes" in t]
 
 
+def test_a_package_may_have_files_for_several_versions_of_cuda(
+    packages: Path, compile_c: Compile
+) -> None:
+    """It loads one of them, as the rest of the program has it: that is none's fault."""
+    uses = "int f(void); int g(void){return f();}"
+    for name in ("libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13"):
+        shared = ("-shared", "-fPIC")
+        runtime = compile_c(name, "int f(void){return 0;}", *shared, f"-Wl,-soname,{name}")
+        compile_c(f"site/many/libmany_{name[13:15]}.so", uses, *shared, str(runtime))
+    (packages / "many" / "__init__.py").touch()
+    found = check_program(sys.executable, ("-c", "import many"))
+    assert not [f for f in found if f.verdict is Verdict.BAD and f.subject == "packages"]
+    (text,) = (f.text for f in found if "chooses itself" in f.text)
+    assert "many has files for CUDA 12 and 13" in text
+    assert text.endswith("not served here: libmany_11.so needs libcudart.so.11.0")
+
+
+def test_of_a_namespace_what_is_imported_and_of_nvidias_what_ours_is_not(
+    packages: Path, compile_c: Compile
+) -> None:
+    """`nvidia` holds many packages, and libraries that ours stand for."""
+    holding = compile_c("site/space/tool/_core.so", INSIDE, "-shared", "-fPIC")
+    compile_c("site/space/other/_core.so", INSIDE, "-shared", "-fPIC")
+    compile_c("site/space/tool/libcublas.so.13", INSIDE, "-shared", "-fPIC")
+    (packages / "space/tool/__init__.py").touch()
+    for code in ("import space.tool", "from space import tool", "import space.tool.deep"):
+        (text,) = texts("-c", code)
+        assert f"{holding} carries the CUDA runtime inside" in text, code
+
+
 def test_a_package_without_cuda_and_one_that_is_missing_say_nothing(packages: Path) -> None:
     assert texts("-c", "import plain, not_there_at_all, json") == []
 
@@ -93,9 +123,9 @@ def test_code_that_cannot_be_parsed_is_said(packages: Path) -> None:
     ("words", "names"),
     [
         ([], []),
-        (["-c", "import a.b as c, d; from e.f import g; from . import h"], ["a", "d", "e"]),
+        (["-c", "import a.b as c, d; from e.f import g; from . import h"], ["a.b", "d", "e.f.g"]),
         (["-cimport a"], ["a"]),
-        (["-I", "-X", "dev", "-m", "a.b", "x.py"], ["a"]),
+        (["-I", "-X", "dev", "-m", "a.b", "x.py"], ["a.b"]),
         (["-V"], []),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluice.guest_runtime.check import findings
+from sluice.guest_runtime.client_settings import ALL
 from sluice.guest_runtime.findings import Verdict
 from sluice.guest_runtime.installation import Installation
 from sluice.guest_runtime.run import COMMANDS, CannotRun, environment_for
@@ -168,6 +169,22 @@ def test_running_it_within_itself_adds_nothing(setting: Setting) -> None:
 def test_a_user_who_told_triton_himself_is_left_alone(setting: Setting) -> None:
     code = "import os; print(os.environ['TRITON_LIBCUDA_PATH'])"
     assert setting.run(sys.executable, "-c", code, TRITON_LIBCUDA_PATH="/own") == "/own"
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_it_tells_its_options_and_what_check_is(setting: Setting, word: str) -> None:
+    def said(*words: str) -> str:
+        command = [sys.executable, "-m", "sluice.guest_runtime", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    told = said("run", word)
+    for option in (setting for setting in ALL if setting.option):
+        assert f"\n  {option.option}" in told
+    assert "--gmem MIB" in told
+    assert max(map(len, told.splitlines())) <= 100
+    assert said("check", word) == said("help")
+    code = "import sys; print(sys.argv[1])"
+    assert setting.run(sys.executable, "-c", code, word) == word, "the program's own"
 
 
 def test_without_an_installation_it_says_what_to_do() -> None:
