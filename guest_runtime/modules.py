@@ -146,9 +146,10 @@ class Seen:
                 known.setdefault(runtime.version, []).append(path)
             else:
                 unknown.append(path)
+        named = _all if built_here else _some
         results = []
         for version, files in sorted(known.items()):
-            inside = f"{_some(files)} {_carry(files)} the CUDA runtime inside ({version})"
+            inside = f"{named(files)} {_carry(files)} the CUDA runtime inside ({version})"
             if diverts:
                 results.append(
                     ok(subject, f"{inside}: its functions lead to ours (static_runtime = divert)")
@@ -167,7 +168,7 @@ class Seen:
             results.append(
                 bad(
                     subject,
-                    f"{_some(unknown)} {_carry(unknown)} the CUDA runtime inside "
+                    f"{named(unknown)} {_carry(unknown)} the CUDA runtime inside "
                     "(libcudart_static), which talks to NVIDIA's driver by private tables, of a "
                     "version that cannot be diverted here",
                     relink_advice(),
@@ -186,10 +187,14 @@ def mixes(subject: str, who: str, versions: Mapping[str, Path]) -> Finding:
     )
 
 
+def _all(files: list[Path]) -> str:
+    return ", ".join(map(str, files))
+
+
 def _some(files: list[Path]) -> str:
-    """The first of them, and how many more there are."""
+    """The first of them, and how many more there are: a package may have hundreds."""
     more = len(files) - _MOST_NAMED
-    return ", ".join(map(str, files[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+    return _all(files[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _carry(files: list[Path]) -> str:

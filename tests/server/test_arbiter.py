@@ -181,7 +181,7 @@ def test_a_worker_that_ends_is_nobodys_neighbour(arbiter: Arbiter, workers: list
     other.end()
     wait_for(lambda: arbiter.tenants() == {"a"}, message="the end to be noticed")
     wait_for(lambda: one.until() == ALONE, message="to be alone again")
-    assert arbiter.watched() == idle + 2, "what was the other's is watched no more"
+    wait_for(lambda: arbiter.watched() == idle + 2, message="the other's to be watched no more")
     arbiter.tell("leave", id="a")
     assert arbiter.tenants() == set()
     assert arbiter.watched() == idle
