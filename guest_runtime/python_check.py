@@ -31,7 +31,7 @@ for name in sys.argv[1:]:
     first, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(first)
-        while spec is not None and spec.origin is None and rest:
+        while rest and spec and not spec.has_location and spec.submodule_search_locations:
             first += "." + rest.pop(0)
             spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
