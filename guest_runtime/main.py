@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from . import VERSION
 
-_HELP = (["-h"], ["--help"])
+_HELP = ("-h", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words.pop(0) if words else "help"
-    if verb in ("run", "check") and words[:1] in _HELP:
+    if verb in ("run", "check") and words and words[0] in _HELP:
         from .usage import RUN, USAGE, options
 
         print(f"{RUN}{options()}" if verb == "run" else USAGE, end="")
@@ -68,6 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     from .usage import USAGE
 
-    wanted = verb in ("help", "--help", "-h")
+    wanted = verb in ("help", *_HELP)
     print(USAGE, end="", file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2

@@ -44,7 +44,6 @@ class Seen:
     other_version: dict[str, tuple[str, Path]] = field(default_factory=dict)
     #: NVIDIA's own, which no library of this installation stands for, and which were not looked at.
     theirs: set[str] = field(default_factory=set)
-    looked_at: set[str] = field(default_factory=set)
     #: Compilers and the like, which work as they are.
     local: set[str] = field(default_factory=set)
     #: Files that carry the CUDA runtime inside → which, where it is known.
@@ -82,10 +81,13 @@ class Seen:
         """Whether there are files for several versions of CUDA, and for one that is served."""
         return bool(self.versions) and (len(self.versions) > 1 or bool(self.other_version))
 
-    def findings(self, subject: str, who: str, chooses: bool = False) -> list[Finding]:
-        """What `sluice check` says of it; `who` needs it all, or `chooses` as it is loaded."""
+    def findings(self, subject: str, who: str, package: bool = False) -> list[Finding]:
+        """What `sluice check` says of it; `who` needs it all.
+
+        A `package` was built by others, and chooses among its files as it is loaded.
+        """
         results = []
-        if chooses and self.has_choice:
+        if package and self.has_choice:
             results.append(self._of_choice(subject, who))
         else:
             for name, (ours, path) in sorted(self.other_version.items()):
@@ -99,7 +101,7 @@ class Seen:
                 )
             if len(self.versions) > 1:
                 results.append(mixes(subject, who, self.versions))
-        results += self._of_static_runtimes(subject, built_here=not chooses)
+        results += self._of_static_runtimes(subject, package)
         if self.replaced:
             results.append(
                 ok(
@@ -133,11 +135,8 @@ class Seen:
             f"those that it chooses itself{lacking and f'; not served here: {lacking}'}",
         )
 
-    def _of_static_runtimes(self, subject: str, built_here: bool) -> list[Finding]:
-        """By what would become of each: diverted, diverted if it is asked for, or not known.
-
-        `built_here`: whoever asks may have built it, and can link it otherwise.
-        """
+    def _of_static_runtimes(self, subject: str, package: bool) -> list[Finding]:
+        """By what would become of each: diverted, diverted if it is asked for, or not known."""
         ours, diverts = our_runtimes(find_installation()), wanted(os.environ)
         known: dict[str, list[Path]] = {}
         unknown = []
@@ -146,7 +145,7 @@ class Seen:
                 known.setdefault(runtime.version, []).append(path)
             else:
                 unknown.append(path)
-        named = _all if built_here else _some
+        named = _some if package else _all
         results = []
         for version, files in sorted(known.items()):
             inside = f"{named(files)} {_carry(files)} the CUDA runtime inside ({version})"
@@ -159,9 +158,9 @@ class Seen:
                     bad(
                         subject,
                         f"{inside}, which talks to NVIDIA's driver by private tables",
-                        f"{relink_advice()}; or {_DIVERT}"
-                        if built_here
-                        else f"{_DIVERT}; or build it so: {relink_advice()}",
+                        f"{_DIVERT}; or build it so: {relink_advice()}"
+                        if package
+                        else f"{relink_advice()}; or {_DIVERT}",
                     )
                 )
         if unknown:
@@ -213,11 +212,12 @@ def has_static_runtime(elf: ElfFile) -> bool:
 def look_at(paths: Iterable[Path], served: Served) -> Seen:
     """Takes in files; those that are no loadable libraries are passed over."""
     seen = Seen()
+    names = set()
     for path in paths:
         try:
             seen.add(read_elf(path, symbols=(_REGISTER,)), served)
         except ElfError:
             continue
-        seen.looked_at.add(path.name)
-    seen.theirs -= seen.looked_at
+        names.add(path.name)
+    seen.theirs -= names
     return seen

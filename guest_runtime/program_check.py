@@ -27,19 +27,19 @@ _MOST_LIBRARIES = 200
 
 
 def find_program(name: str) -> Path | None:
-    """The file that a shell would run; or a library, which nobody runs."""
-    if found := shutil.which(name):
-        return Path(found)
-    path = Path(name)
-    return path if "/" in name and path.is_file() and is_elf(path) else None
+    """The file that a shell would run."""
+    found = shutil.which(name)
+    return Path(found) if found else None
 
 
 def check_program(name: str, arguments: Sequence[str] = ()) -> list[Finding]:
     """All findings about the program `name` (a path, or a command on PATH) with its arguments."""
     path = find_program(name)
-    if path is None:
-        if "/" in name and Path(name).is_file():
+    if path is None and "/" in name and Path(name).is_file():
+        path = Path(name)
+        if not is_elf(path):  # a library need not be executable
             return [bad("program", f"{name} may not be run", f"chmod +x {name}")]
+    if path is None:
         return [bad("program", f"{name}: no such program", "give its path, or put it on PATH")]
     words = list(arguments)
     seen: set[Path] = set()

@@ -57,7 +57,7 @@ def check_python(interpreter: Path, arguments: Sequence[str], served: Served) ->
     for name, places in sorted(_locations(interpreter, names).items()):
         files = (f for f in _native_files(places) if served.replacement(f.name) is None)
         seen = look_at(files, served)
-        results += seen.findings("packages", name, chooses=True)
+        results += seen.findings("packages", name, package=True)
         if len(seen.versions) == 1:  # else it is said of the package
             versions = {**seen.versions, **versions}
     if len(versions) > 1:

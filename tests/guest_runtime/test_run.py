@@ -178,8 +178,8 @@ def test_it_tells_its_options_and_what_check_is(setting: Setting, word: str) -> 
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     told = said("run", word)
-    for option in (setting for setting in ALL if setting.option):
-        assert f"\n  {option.option}" in told
+    for option in (each.option for each in ALL if each.option):
+        assert f"\n  {option}" in told
     assert "--gmem MIB" in told
     assert max(map(len, told.splitlines())) <= 100
     assert said("check", word) == said("help")

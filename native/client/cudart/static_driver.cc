@@ -29,26 +29,29 @@ void* driver_library() {
   return library;
 }
 
+// nullptr: there is no driver, or none that has it.
+void* of_driver(const char* name) {
+  void* library = driver_library();
+  return library ? dlsym(library, name) : nullptr;
+}
+
 }  // namespace
 
 // What driver.h takes from our libcuda.so.1, where that is the driver.
 extern "C" [[gnu::visibility("hidden")]] void sluice_runtime_version(int version) {
-  void* library = driver_library();
-  void* function = library ? dlsym(library, "sluice_runtime_version") : nullptr;
+  void* function = of_driver("sluice_runtime_version");
   if (function) reinterpret_cast<void (*)(int)>(function)(version);
 }
 
 extern "C" [[gnu::visibility("hidden")]] const uint32_t* sluice_runtime_contexts() {
-  void* library = driver_library();
-  void* function = library ? dlsym(library, "sluice_runtime_contexts") : nullptr;
+  void* function = of_driver("sluice_runtime_contexts");
   return function ? reinterpret_cast<const uint32_t* (*)()>(function)() : nullptr;
 }
 
 // Called by the code below with the arguments of the function saved.
 extern "C" [[gnu::used, gnu::visibility("hidden")]] void* sluice_find_driver_function(Slot* slot) {
-  void* library = driver_library();
-  void* target = library ? dlsym(library, slot->name) : nullptr;
-  if (!target) target = reinterpret_cast<void*>(library ? no_function : no_driver);
+  void* target = of_driver(slot->name);
+  if (!target) target = reinterpret_cast<void*>(driver_library() ? no_function : no_driver);
   slot->target.store(target, std::memory_order_release);
   return target;
 }

@@ -40,14 +40,14 @@ extern "C" nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
   uint32_t index;
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
   if (count < 0 || (count && !values)) return NVML_ERROR_INVALID_ARGUMENT;
+  const auto micros = [](auto span) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(span).count();
+  };
   for (int i = 0; i < count; ++i) {
     const auto begun = std::chrono::system_clock::now();
     values[i].value = {};
     answer(device, &values[i]);
     const auto done = std::chrono::system_clock::now();
-    const auto micros = [](auto span) {
-      return std::chrono::duration_cast<std::chrono::microseconds>(span).count();
-    };
     values[i].timestamp = micros(done.time_since_epoch());
     values[i].latencyUsec = micros(done - begun);
   }
