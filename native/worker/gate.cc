@@ -280,7 +280,7 @@ bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
       const float rest = left(now);
       lock.unlock();
       if (is_worth_a_nap(rest))
-        channel::sleep_ns(kNapNs);
+        nap(kNapNs);
       else
         for (int i = 0; i < 50; ++i) channel::cpu_relax();
     } else {

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "channel/futex.h"
 #include "worker/cut.h"
 #include "worker/driver.h"
 
@@ -35,6 +36,9 @@ class Gate {
   explicit Gate(const Driver& driver, CUcontext context = nullptr, TurnKeeper* turns = nullptr,
                 Cut* cut = nullptr)
       : driver_(driver), context_(context), turns_(turns), cut_(cut) {}
+
+  // How it waits for so many nanoseconds: a GPU that has a clock of its own has another way.
+  static inline void (*nap)(uint64_t) = channel::sleep_ns;
 
   // What is about to be issued: `kind` is equal for what likely takes as long, and `launches` how
   // many it stands for. A collective takes as long as its peers do: what it took before says

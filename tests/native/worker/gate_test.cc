@@ -32,11 +32,10 @@ TEST(Gate, AnswersWhileALaunchWaitsForTheGpu) {
     return CUDA_SUCCESS;
   };
   d.cuEventRecord = [](CUevent, CUstream) { return CUDA_SUCCESS; };
-  d.cuEventQuery = [](CUevent) { return CUDA_ERROR_NOT_READY; };
-  d.cuEventSynchronize = [](CUevent) {
+  d.cuEventQuery = [](CUevent) { return g_done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; };
+  Gate::nap = [](uint64_t) {
     g_waits = true;
-    while (!g_done) std::this_thread::sleep_for(1ms);
-    return CUDA_SUCCESS;
+    std::this_thread::sleep_for(1ms);
   };
   d.cuEventElapsedTime_v2 = [](float* ms, CUevent, CUevent) {
     *ms = 1;
@@ -63,6 +62,7 @@ TEST(Gate, AnswersWhileALaunchWaitsForTheGpu) {
   g_done = true;
   leader.join();
   control.join();
+  Gate::nap = channel::sleep_ns;
 }
 
 // A GPU with a clock that the test moves, in milliseconds far beyond what a test takes: the gate's
@@ -82,18 +82,17 @@ class ClockedGpu {
       return CUDA_SUCCESS;
     };
     driver.cuEventQuery = [](CUevent e) {
+      gpu_->asked_ = e;
       return gpu_->at_.at(e) + gpu_->notice <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     };
-    driver.cuEventSynchronize = [](CUevent e) {
-      gpu_->now = std::max(gpu_->now, gpu_->at_.at(e));
-      return CUDA_SUCCESS;
-    };
+    Gate::nap = [](uint64_t) { gpu_->now = std::max(gpu_->now, gpu_->at_.at(gpu_->asked_)); };
     driver.cuEventElapsedTime_v2 = [](float* ms, CUevent begin, CUevent end) {
       *ms = static_cast<float>(gpu_->at_.at(end) - gpu_->at_.at(begin));
       return CUDA_SUCCESS;
     };
     gpu_ = this;
   }
+  ~ClockedGpu() { Gate::nap = channel::sleep_ns; }
   void launch(uintptr_t stream, double ms) {
     const auto s = reinterpret_cast<CUstream>(stream);
     auto passage = gate.pass(s, {7});
@@ -131,6 +130,7 @@ class ClockedGpu {
   }
   static inline ClockedGpu* gpu_ = nullptr;
   uintptr_t events_ = 0;
+  CUevent asked_ = nullptr;
   std::map<CUstream, double> free_at_;
   std::map<CUevent, double> at_;
 };
