@@ -40,7 +40,7 @@ FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
     "commutes", "host_memory", "indices", "while_used", "measures", "measured",
-    "sizes", "holds", "retains",
+    "sizes", "holds", "retains", "well_for_ms",
 }  # fmt: skip
 
 MOST_CHANGED = 2
@@ -85,6 +85,8 @@ class Function:
     """Objects that the library keeps pointers to."""
     retains: bool = False
     """The library may read what it was given until the object ends or is set anew."""
+    well_for_ms: int = 0
+    """How long an answer holds of which every byte is 0: that all is well."""
     workspace: Workspace | None = None
     host_memory: bool = False
     """What it creates computes in host memory: no call of the table gives it work."""
@@ -236,6 +238,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         indices=indices,
         holds=tuple(index_of(n, names, where) for n in said.get("holds", [])),
         retains=bool(said.get("retains", False)),
+        well_for_ms=int(said.get("well_for_ms", 0)),
         measures=index_of(said["measures"], names, where) if "measures" in said else -1,
         measured=tuple(index_of(n, names, where) for n in said.get("measured", [])),
         sizes=tuple(index_of(n, names, where) for n in said.get("sizes", [])) or sizes_in(indices),

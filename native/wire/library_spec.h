@@ -176,6 +176,8 @@ struct FunctionSpec {
   WorkspaceQuery workspace{};
   int8_t holds[2] = {-1, -1};  // objects that the library keeps pointers to in the first handle's
   bool retains = false;        // kSets: the object may point to what it was given, by its `set_by`
+  // How long an answer holds of which every byte is 0: that all is well. 0: not at all.
+  uint16_t well_for_ms = 0;
   Remember remember{};
   const ParamSpec* param;
 

@@ -21,7 +21,7 @@ typedef struct {
   const char* name;
 } Config;
 typedef struct Comm {
-  int magic, ranks, rank, dead;
+  int magic, ranks, rank, dead, failed;  // failed: what its last call that was refused leaves
   Id id;
   char text[64];
 } Comm;
@@ -69,7 +69,7 @@ static void meet(Id id, int ranks) {
 static int begin(Comm** comm, int ranks, Id id, int rank) {
   if (rank < 0 || rank >= ranks) return 4;
   Comm* c = calloc(1, sizeof *c);
-  *c = (Comm){42, ranks, rank, 0, id, ""};
+  *c = (Comm){42, ranks, rank, 0, 0, id, ""};
   *comm = c;
   if (depth == 0) {
     meet(id, ranks);
@@ -129,7 +129,7 @@ int ncclCommDestroy(Comm* c) { return end(c, "destroy"); }
 int ncclCommAbort(Comm* c) { return end(c, "abort"); }
 int ncclCommCount(Comm* c, int* n) { return good(c) ? (*n = c->ranks, 0) : 4; }
 int ncclCommUserRank(Comm* c, int* n) { return good(c) ? (*n = c->rank, 0) : 4; }
-int ncclCommGetAsyncError(Comm* c, int* e) { return good(c) ? (*e = 0, 0) : 4; }
+int ncclCommGetAsyncError(Comm* c, int* e) { return good(c) ? (*e = c->failed, 0) : 4; }
 int ncclGroupStart(void) {
   note("start");
   ++depth;
@@ -151,7 +151,8 @@ int ncclGroupEnd(void) {
 }
 int ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* c, void* stream) {
   (void)from, (void)to, (void)stream;
-  if (!good(c) || n == 13) return 4;
+  if (!good(c)) return 4;
+  if (n == 13) return c->failed = 6, 4;
   note("allreduce %zu %d %d", n, type, op);
   return 0;
 }

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from ctypes import byref, c_double, c_float, c_int, c_longlong, c_size_t, c_uint, c_void_p
 
 nccl = ctypes.CDLL("libnccl.so.2")
 cuda = ctypes.CDLL("libcuda.so.1")
 nccl.ncclGetLastError.restype = ctypes.c_char_p
 nccl.ncclGetErrorString.restype = ctypes.c_char_p
-INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 4, 5, 6
 FLOAT, DOUBLE = 7, 8
 
 
@@ -154,6 +155,32 @@ def groups(comms: list[c_void_p], memory: c_void_p) -> None:
     assert nccl.ncclGroupSimulateEnd(None) == INVALID_USAGE
 
 
+def asked_for_errors(memory: c_void_p) -> None:
+    """That all is well holds for 10 ms, until a call fails, of communicators that wait."""
+    comm, number = c_void_p(), c_int(-1)
+    good(nccl.ncclCommInitRank(byref(comm), 1, unique_id(), 0))
+    before, begun = round_trips(), time.monotonic()
+    for _ in range(500):
+        good(nccl.ncclCommGetAsyncError(comm, byref(number)))
+        assert number.value == 0
+    assert round_trips() - before <= 2 + (time.monotonic() - begun) / 0.01
+    refused = nccl.ncclAllReduce(memory, memory, c_size_t(13), FLOAT, 0, comm, None)
+    assert refused == INVALID_ARGUMENT
+    for _ in range(2):
+        good(nccl.ncclCommGetAsyncError(comm, byref(number)))
+        assert number.value == REMOTE_ERROR
+    good(nccl.ncclCommAbort(comm))
+    assert nccl.ncclCommGetAsyncError(comm, byref(number)) == INVALID_ARGUMENT
+    config = Config(size=80, magic=0xCAFEBEEF, blocking=0)
+    good(nccl.ncclCommInitRankConfig(byref(comm), 1, unique_id(), 0, byref(config)))
+    before = round_trips()
+    for _ in range(5):
+        good(nccl.ncclCommGetAsyncError(comm, byref(number)))
+    assert round_trips() == before + 5
+    good(nccl.ncclCommDestroy(comm))
+    seen()
+
+
 def collectives(comm: c_void_p, memory: c_void_p) -> None:
     """Outside of groups, by either name."""
     good(nccl.ncclAllReduce(memory, memory, c_size_t(4), FLOAT, 0, comm, None))
@@ -236,6 +263,7 @@ def main() -> None:
     one_rank_is_alone()
     comms = two_threads_meet(memory)
     groups(comms, memory)
+    asked_for_errors(memory)
     collectives(comms[0], memory)
     other_ways(comms[0])
     assert nccl.ncclCommWindowRegister(comms[0], memory, c_size_t(64), None, 0) == INVALID_ARGUMENT

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "channel/futex.h"
 #include "client/core/log.h"
 #include "client/core/runtime_version.h"
 #include "client/library/group.h"
@@ -18,6 +19,11 @@
 #include "wire/older_sonames.h"
 
 namespace sluice::client::library {
+
+void forget_who_was_well() {
+  std::lock_guard lock(State::get().mutex);
+  State::get().well_until_ns.clear();
+}
 
 using wire::CallClass;
 using wire::CallState;
@@ -80,6 +86,13 @@ std::optional<int64_t> Call::ask() {
         return scatter(it->second);
       }
     }
+    if (f_.well_for_ms != 0) {
+      const auto it = state.well_until_ns.find(key_);
+      if (it != state.well_until_ns.end() && channel::now_ns() < it->second) {
+        ++state.hits;
+        return scatter(std::vector<std::byte>(reply_bytes_));
+      }
+    }
     known = is_known();
   }
   sent_ = true;
@@ -104,6 +117,8 @@ std::optional<int64_t> Call::ask() {
     if (f_.cached) {
       if (state.answers.size() >= kMostAnswers) state.answers.clear();
       state.answers.emplace(key_, reply_);
+    } else if (f_.well_for_ms != 0) {
+      note_whether_well();
     } else if (learnable_ && f_.call != CallClass::kAnswered) {
       // A program of ever new shapes learns for ever; then it starts again.
       if (state.learned.size() >= kMostLearned) state.learned.clear();
@@ -111,6 +126,14 @@ std::optional<int64_t> Call::ask() {
     }
   }
   return status;
+}
+
+// An object that does not wait for what it was asked may say something else at any time.
+void Call::note_whether_well() {
+  auto& until = State::get().well_until_ns;
+  const bool well = std::ranges::all_of(reply_, [](std::byte b) { return b == std::byte{0}; });
+  if (!well || !learnable_ || until.size() >= kMostAnswers) until.clear();
+  if (well && learnable_) until[key_] = channel::now_ns() + f_.well_for_ms * 1'000'000ull;
 }
 
 int64_t Call::scatter(std::span<const std::byte> answer) {
@@ -205,6 +228,7 @@ int64_t Call::run_now() {
   const std::optional<int64_t> status = ask();
   if (f_.state == CallState::kDestroys) State::get().objects.recycle(main_id_);
   const bool stands = !status || *status == 0;
+  if (!stands) forget_who_was_well();
   if (!stands && f_.returns_status)
     log_line(LogLevel::kDebug,
              std::string(f_.name) + " returned " + std::to_string(*status) + " on the node");

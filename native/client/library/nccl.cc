@@ -192,6 +192,7 @@ int32_t send(Group g, bool grouped) {
       state.learned.insert(g.key);
     }
   }
+  if (!went_well(status)) forget_who_was_well();
   for (const GroupedCall& c : g.calls) {
     if (c.work) session->work().add(*c.work);
     // Where the group failed the worker may still have it; its id is not used again then.

@@ -51,6 +51,8 @@ struct State {
   HandleTable<Object> objects{Kind::kLibraryObject};
   std::unordered_set<Key, KeyHash> learned;
   std::unordered_map<Key, std::vector<std::byte>, KeyHash> answers;
+  // Questions that were answered with "all is well", and until when that holds.
+  std::unordered_map<Key, uint64_t, KeyHash> well_until_ns;
   // What cuDNN's descriptors said (cudnn_get.cc), apart: a plan's are thousands.
   std::unordered_map<Key, std::vector<std::byte>, KeyHash> said;
   KeptObjects kept;

@@ -30,6 +30,9 @@ int32_t enter_library(const wire::LibraryStatus& status, Session** session, Devi
 // The worker could not call: the node lacks the library, or has an older one. Said once.
 void say_lacking(CUresult e, const char* soname, const char* function);
 
+// A call failed: what was asked and answered with "all is well" is asked again.
+void forget_who_was_well();
+
 // One call on its way out.
 class Call {
  public:
@@ -67,6 +70,7 @@ class Call {
   // Into the group that the thread has open.
   int32_t join();
   int64_t scatter(std::span<const std::byte> answer);
+  void note_whether_well();  // under the lock of State
   void remember();
   void take_back();
   uint64_t what_is_set() const;
