@@ -195,6 +195,7 @@ CUresult Session::end_exchange(Exchange& exchange, size_t* got) {
   uint32_t sequence = exchange.sequence;
   Reply reply;
   if (!channel_->wait(lane, sequence, &reply)) return lose(exchange.context);
+  answers_heard_.fetch_add(1, std::memory_order_acq_rel);
   const uint32_t first = reply.status;
   size_t received = 0;
   for (;;) {

@@ -37,7 +37,7 @@ void Fences::drop_passed() {
   drop([this](const Fence& f) { return passed(f); });
   if (fences_.size() < many_) return;
   drop([this](const Fence& f) {
-    return session_.ask(*f.device, wire::kEventQuery, wire::EventId{f.event}) == CUDA_SUCCESS;
+    return session_.ask(*f.device, wire::kEventQuery, wire::EventQuery{f.event}) == CUDA_SUCCESS;
   });
   many_ = std::max(kMany, 2 * fences_.size());
 }

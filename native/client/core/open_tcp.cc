@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "abi/cuda_driver.h"
 #include "channel/dial.h"
 #include "channel/opening.h"
 #include "channel/rdma_opening.h"

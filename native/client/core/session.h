@@ -21,6 +21,7 @@
 #include "client/core/channel.h"
 #include "client/core/config.h"
 #include "client/core/device_memory.h"
+#include "client/core/event_progress.h"
 #include "client/core/fences.h"
 #include "client/core/host_memory.h"
 #include "client/core/host_pools.h"
@@ -109,6 +110,9 @@ class Session {
                           std::span<const std::byte> tail, std::span<std::byte> sink, Work work,
                           uint32_t context);
   CUresult end_exchange(Exchange& exchange, size_t* got);
+  // How many answers have been handed to whoever waited for them. Where no memory is shared nothing
+  // is heard of a node otherwise.
+  uint64_t answers_heard() const { return answers_heard_.load(std::memory_order_acquire); }
   template <class T>
   CUresult post(uint16_t function, const T& body, std::span<const std::byte> tail = {},
                 Work work = {}, uint32_t context = 0) {
@@ -180,6 +184,7 @@ class Session {
 
   AnswerCache answers;
   Captures captures;
+  EventProgress event_progress{*this};
   Fences fences{*this};
   HostPools host_pools{*this};
   ImportedPools imported_pools{*this};
@@ -235,6 +240,7 @@ class Session {
   bool spans_nodes_ = false;
   WorkAccount work_;
   std::atomic<uint32_t> lost_{0};
+  std::atomic<uint64_t> answers_heard_{0};
   struct LaneUse {
     std::atomic<bool> busy{false};
     uint32_t sequence = 0;

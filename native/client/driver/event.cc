@@ -40,8 +40,9 @@ void learn_done(Session* s, const Event& e) { s->work().note_done(*e.device, e.s
 
 }  // namespace
 
-void sluice::client::leave_to_driver(Session* s, Event* event) {
+void sluice::client::leave_to_driver(Session* s, CUevent handle, Event* event) {
   if (event->mark != wire::kNoMark) s->marks().give_back(std::exchange(event->mark, wire::kNoMark));
+  s->event_progress.forget(as_id(handle), event);
   event->in_graph = true;
   event->value = std::max<uint64_t>(event->value, 1);
   event->captured = 0;
@@ -84,6 +85,7 @@ CUresult cuEventDestroy_v2(CUevent handle) {
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   const uint32_t mark = event->mark, context = event->device->context();
   const uint16_t destroy = event->shared ? wire::kSharedEventDestroy : wire::kEventDestroy;
+  s->event_progress.forget(as_id(handle), event);
   if (!s->events.retire(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
   s->marks().give_back(mark);
   const CUresult e = s->post(destroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
@@ -110,11 +112,13 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   uint64_t captured;
   if (const CUresult e = s->captures.record(stream, &captured); e != CUDA_SUCCESS) return e;
   if (flags && !captured) return CUDA_ERROR_ILLEGAL_STATE;
+  const bool asks = event->mark == wire::kNoMark && !event->in_graph && !s->marks();
+  if (asks) s->event_progress.forget(as_id(handle), event);
   if (captured) {
     // Nothing happens now. The stream's place in the graph is what the event stands for, or, with
     // the flag, a node that records it.
     if (flags)
-      leave_to_driver(s, event);
+      leave_to_driver(s, handle, event);
     else
       event->captured = captured;
     return s->post(wire::kEventRecord,
@@ -131,10 +135,10 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   event->value = event->mark == wire::kNoMark ? event->value + 1 : s->marks().next(event->mark);
   event->stream = stream;
   event->work = s->work().add_event(*stream);
-  return s->post(
-      wire::kEventRecord,
-      wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},
-      nullptr, context);
+  const wire::EventRecord record{as_id(handle), stream->wire_id, event->mark, flags, event->value};
+  const CUresult e = s->post(wire::kEventRecord, record, {}, nullptr, context);
+  if (e == CUDA_SUCCESS && asks) s->event_progress.recorded(as_id(handle), event);
+  return e;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -154,7 +158,9 @@ CUresult cuEventQuery(CUevent handle) {
     learn_done(s, *event);
     return CUDA_SUCCESS;
   }
-  return s->ask(*event->device, wire::kEventQuery, wire::EventId{as_id(handle)});
+  if (event->in_graph || s->marks())
+    return s->ask(*event->device, wire::kEventQuery, wire::EventQuery{as_id(handle)});
+  return s->event_progress.query(as_id(handle), event);
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
@@ -166,11 +172,14 @@ CUresult cuEventSynchronize(CUevent handle) {
     return s->exchange(wire::kSharedEventSynchronize, wire::EventId{as_id(handle)}, {}, {}, nullptr,
                        nullptr, event->device->context());
   if (event->value == 0) return CUDA_SUCCESS;
-  const CUresult e = event->mark != wire::kNoMark ? wait_mark(s, event->mark, event->value)
-                                                  : s->ask(*event->device, wire::kEventSynchronize,
-                                                           wire::EventId{as_id(handle)});
+  const bool known = !event->in_graph && !s->marks() && s->event_progress.knows_done(event);
+  const CUresult e =
+      known ? CUDA_SUCCESS
+      : event->mark != wire::kNoMark
+          ? wait_mark(s, event->mark, event->value)
+          : s->ask(*event->device, wire::kEventSynchronize, wire::EventId{as_id(handle)});
   if (e != CUDA_SUCCESS) return e;
-  if (!event->in_graph) learn_done(s, *event);
+  if (!event->in_graph && !known) learn_done(s, *event);
   s->after_synchronisation(*event->device);
   return e;
 }

@@ -105,7 +105,7 @@ bool memory_fits(const Graph& graph, const GraphExec& exec);
 inline bool stands_alone(const Graph& graph) { return graph.conditional || graph.memory; }
 
 // A graph will record the event: no mark of ours tells when.
-void leave_to_driver(Session* s, Event* event);
+void leave_to_driver(Session* s, CUevent handle, Event* event);
 
 // ---- what happens in this process when a graph runs
 

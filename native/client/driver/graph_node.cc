@@ -73,7 +73,7 @@ CUresult pack_event(Session* s, CUevent handle, bool record, Packed* p) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->shared) return CUDA_ERROR_NOT_SUPPORTED;  // the driver does not know it
   if (event->device->place.node != p->device->place.node) return CUDA_ERROR_NOT_SUPPORTED;
-  if (record) leave_to_driver(s, event);
+  if (record) leave_to_driver(s, handle, event);
   p->put(wire::EventNode{reinterpret_cast<uint64_t>(handle)});
   return CUDA_SUCCESS;
 }

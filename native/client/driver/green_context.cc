@@ -111,6 +111,7 @@ void end_streams(Session* s, Device* d, uint64_t green, uint64_t standard) {
     s->marks().give_back(stream->probe);
     stream->probe = wire::kNoMark;
     s->fences.forget(stream);
+    s->event_progress.forget(stream);
     s->work().forget(*d, stream);
   }
 }
@@ -123,7 +124,7 @@ CUresult context_event(Session* s, Device* d, uint64_t green, CUevent handle, bo
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (wait && event->value == 0) return CUDA_SUCCESS;
   // No stream of ours writes a mark when all of a context has got there.
-  if (!wait) leave_to_driver(s, event);
+  if (!wait) leave_to_driver(s, handle, event);
   wire::SluiceContextEvent r{};
   r.green = green;
   r.event = id_of(handle);

@@ -43,6 +43,7 @@ CUresult destroy(Session* s, uint64_t id) {
   s->host_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->fences.forget(stream);
+  s->event_progress.forget(stream);
   s->work().forget(device, stream);
   if (!stream->green) --s->plain_streams;
   const CUresult e =

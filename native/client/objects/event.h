@@ -21,6 +21,8 @@ struct Event {
   uint64_t work = 0;      // the device's newest work (core/work_account.h) at the newest record
   uint64_t captured = 0;  // the capture that the newest record belongs to, if it does
   bool in_graph = false;  // graphs record it: only the driver knows
+  // Under the lock of what is known of events (core/event_progress.h), of its newest record.
+  bool listed = false, done = false;
 };
 
 }  // namespace sluice::client

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "abi/cuda_driver.h"
@@ -32,6 +33,12 @@ struct Stream {
   // What it does is ordered by other means, and never behind another stream's (managed/memory.h).
   bool joins_nothing = false;
   std::vector<CUlaunchAttribute> attributes;  // that it was given
+  // The newest records in it, in their order, as far as it is not known that they are done: ids of
+  // events and their work. Under the lock of core/event_progress.h.
+  struct Record {
+    uint64_t event, work;
+  };
+  std::deque<Record> records;
 };
 
 // Whether what it is given goes into a graph, and is no work yet.

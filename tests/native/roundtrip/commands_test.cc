@@ -212,9 +212,9 @@ TEST_F(Commands, EventRecordQueryAndSynchronize) {
     const Call& got = recording().only("cuEventRecordWithFlags");
     EXPECT_EQ(got.at<CUevent>(0), driver_of(world().event));
     EXPECT_EQ(got.at<CUstream>(1), driver_of(stream));
-    // The mark that spares the round trip comes behind the record, on the same stream.
+    // The mark that spares the round trip is on the same stream, and seen by all who wait for it.
     EXPECT_EQ(recording().only("cuStreamWriteValue64_v2").at<CUstream>(0), driver_of(stream));
-    EXPECT_STREQ(recording().calls.back().name, "cuStreamWriteValue64_v2");
+    EXPECT_STREQ(recording().calls.back().name, "cuEventRecordWithFlags");
     seen().clear();
     EXPECT_EQ(cuEventQuery(world().event), CUDA_SUCCESS);
     EXPECT_EQ(cuEventSynchronize(world().event), CUDA_SUCCESS);
@@ -261,6 +261,17 @@ TEST_F(Commands, EventElapsed) {
     EXPECT_EQ(got, made_up);
     EXPECT_EQ(recording().only("cuEventElapsedTime_v2").at<CUevent>(1), driver_of(start));
     EXPECT_EQ(recording().only("cuEventElapsedTime_v2").at<CUevent>(2), driver_of(end));
+  }
+  // Whose marks are there, as these have, are done a moment later for the driver, too.
+  int waited = 0;
+  {
+    ScopedAnswer a(SLUICE_ON(cuEventSynchronize), [&](CUevent) { return ++waited, CUDA_SUCCESS; });
+    ScopedAnswer b(SLUICE_ON(cuEventElapsedTime_v2), [&](float* ms, CUevent, CUevent) {
+      return waited < 2 ? CUDA_ERROR_NOT_READY : (*ms = 3, CUDA_SUCCESS);
+    });
+    float got = 0;
+    EXPECT_EQ(cuEventElapsedTime_v2(&got, start, end), CUDA_SUCCESS);
+    EXPECT_EQ(got, 3);
   }
   ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2),
                  [](float*, CUevent, CUevent) { return CUDA_ERROR_NOT_READY; });
