@@ -98,9 +98,9 @@ CUresult EventProgress::query(uint64_t id, Event* event) {
     t_not_done.asked = event->work;
     return CUDA_ERROR_NOT_READY;
   }
-  if (knows_done(event)) return CUDA_SUCCESS;
-  const wire::EventQuery body{id};
   const uint32_t context = event->device->context();
+  if (knows_done(event)) return session_.told_before(context);
+  const wire::EventQuery body{id};
   Session::Exchange exchange;
   // Whoever has the lanes may wait for what a thread records that waits for the lock.
   if (!session_.has_room(&exchange)) return session_.ask(*event->device, wire::kEventQuery, body);

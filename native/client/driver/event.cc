@@ -172,14 +172,15 @@ CUresult cuEventSynchronize(CUevent handle) {
     return s->exchange(wire::kSharedEventSynchronize, wire::EventId{as_id(handle)}, {}, {}, nullptr,
                        nullptr, event->device->context());
   if (event->value == 0) return CUDA_SUCCESS;
-  const bool known = !event->in_graph && !s->marks() && s->event_progress.knows_done(event);
-  const CUresult e =
-      known ? CUDA_SUCCESS
-      : event->mark != wire::kNoMark
-          ? wait_mark(s, event->mark, event->value)
-          : s->ask(*event->device, wire::kEventSynchronize, wire::EventId{as_id(handle)});
+  const auto wait = [&] {
+    if (event->mark != wire::kNoMark) return wait_mark(s, event->mark, event->value);
+    if (!event->in_graph && s->event_progress.knows_done(event))
+      return s->told_before(event->device->context());
+    return s->ask(*event->device, wire::kEventSynchronize, wire::EventId{as_id(handle)});
+  };
+  const CUresult e = wait();
   if (e != CUDA_SUCCESS) return e;
-  if (!event->in_graph && !known) learn_done(s, *event);
+  if (!event->in_graph) learn_done(s, *event);
   s->after_synchronisation(*event->device);
   return e;
 }
