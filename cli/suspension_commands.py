@@ -6,6 +6,7 @@ Mounted by cli.application into the commands of grants and sessions.
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +15,11 @@ from sluice.cli import completion, output
 from sluice.cli.options import Address, Output, controller
 from sluice.cli.output import Format
 from sluice.cli.rest import CommandError, Controller
-from sluice.cli.waiting import follow
+from sluice.cli.waiting import POLL_SECONDS, follow
 
 SUSPEND_SECONDS, RESUME_SECONDS, MOVE_SECONDS = 60.0, 60.0, 120.0
-NOT_SUSPENDED, NOT_MOVED = "grant.not_suspended", "grant.not_moved"
+EVENT_SECONDS = 3.0
+WHY = ("grant.not_suspended", "grant.not_moved")
 
 Grant = Annotated[str, typer.Argument(autocompletion=completion.grants)]
 Session = Annotated[str, typer.Argument(autocompletion=completion.sessions)]
@@ -61,11 +63,11 @@ def move_grant(
 ) -> None:
     """Lets it go on on another GPU of its node: it is suspended, moved and resumed."""
     api = controller(address)
-    before = _gpu_of(api.get(f"/grants/{grant}"))
+    before, since = _gpu_of(api.get(f"/grants/{grant}")), _newest(api)
     answer = api.post(f"/grants/{grant}/move", {"gpu": gpu})
-    answer = _followed(api, answer, "", wait)
+    answer = _followed(api, answer, "", wait, since)
     if wait and not _state(answer) and _gpu_of(answer) == before:
-        why = _why(api, answer["id"], NOT_MOVED, NOT_SUSPENDED)
+        why = _why(api, answer["id"], since)
         raise CommandError(f"grant {answer['id']} goes on where it was: {why}")
     if not output.show_data(answer, output_format):
         state = _state(answer)
@@ -97,8 +99,9 @@ def resume_session(
 
 
 def _suspend(api: Controller, path: str, wait: float, output_format: Format) -> None:
+    since = _newest(api)
     answer = api.post(f"{path}/suspend", {})
-    answer = _followed(api, answer, "suspended", wait)
+    answer = _followed(api, answer, "suspended", wait, since)
     if not output.show_data(answer, output_format):
         state = answer["suspension"]["state"]
         print(f"grant {answer['id']} is {state}")
@@ -116,8 +119,13 @@ def _state(answer: dict[str, Any]) -> str:
     return str(answer["suspension"]["state"]) if answer["suspension"] else ""
 
 
-def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float) -> dict[str, Any]:
-    """The grant, once it stands as is wanted; raises CommandError where it does not come to it."""
+def _followed(
+    api: Controller, answer: dict[str, Any], wanted: str, wait: float, since: int = 0
+) -> dict[str, Any]:
+    """The grant, once it stands as is wanted; raises CommandError where it does not come to it.
+
+    `since`: the newest event before it was asked for.
+    """
     if not wait:
         return answer
     what, begun = f"grant {answer['id']}", _state(answer)
@@ -129,7 +137,7 @@ def _followed(api: Controller, answer: dict[str, Any], wanted: str, wait: float)
         if answer["state"] == "ended":
             raise CommandError(f"{what} has ended: {answer['reason']}")
         if wanted == "suspended" and begun == "suspending" and not state:
-            raise CommandError(f"{what} runs as before: {_why(api, answer['id'], NOT_SUSPENDED)}")
+            raise CommandError(f"{what} runs as before: {_why(api, answer['id'], since)}")
         note = answer["suspension"]["note"] if answer["suspension"] else ""
         return state == wanted, f"it is {state or 'running'}" + (f" ({note})" if note else "")
 
@@ -141,12 +149,24 @@ def _gpu_of(answer: dict[str, Any]) -> str:
     return str(answer["vgpus"][0]["gpu"])
 
 
-def _why(api: Controller, grant_id: str, *kinds: str) -> str:
-    """The newest of these events."""
-    found = [
-        event
-        for kind in kinds
-        for event in api.get("/events", subject=grant_id, kind=kind)["events"][:1]
-    ]
-    newest = max(found, key=lambda event: str(event["time"]), default=None)
-    return str(newest["text"]) if newest else "see `sluice event list`"
+def _newest(api: Controller) -> int:
+    """The number of the newest event that says why something was not done; 0: there is none."""
+    found = [api.get("/events", kind=kind)["events"][:1] for kind in WHY]
+    return max((int(event["number"]) for events in found for event in events), default=0)
+
+
+def _why(api: Controller, grant_id: str, since: int) -> str:
+    """The text of such an event behind that one; it comes a moment after the grant runs again."""
+    deadline = time.monotonic() + EVENT_SECONDS
+    while True:
+        found = [
+            event
+            for kind in WHY
+            for event in api.get("/events", subject=grant_id, kind=kind)["events"][:1]
+            if int(event["number"]) > since
+        ]
+        if found:
+            return str(max(found, key=lambda event: int(event["number"]))["text"])
+        if time.monotonic() >= deadline:
+            return "see `sluice event list`"
+        time.sleep(POLL_SECONDS)
