@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
+from sluice.guest_runtime import channels
 from sluice.guest_runtime.channels import (
     REGION_MAGIC,
     check_channels,
@@ -106,6 +107,27 @@ def test_every_bad_region_has_its_remedy(
     found = check_regions(tmp_path)
     assert found.verdict is Verdict.BAD
     assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("region", "own_memory", "good"),
+    [
+        (4e9, 8e9, True),
+        (66e6, 90e6, True),  # an emulated machine: all of its memory is slow
+        (250e6, 8e9, True),
+        (30e6, 8e9, False),
+        (30e6, 130e6, False),
+    ],
+)
+def test_an_uncached_mapping_is_slower_than_other_memory(
+    region: float, own_memory: float, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(tmp_path, region_bytes())
+    speeds = iter([region, own_memory])
+    monkeypatch.setattr(channels, "_best_speed", lambda *_: next(speeds))
+    found = check_regions(tmp_path)
+    assert found.verdict is (Verdict.OK if good else Verdict.BAD)
+    assert good or "maps it uncached" in found.text
 
 
 def test_ours_is_found_among_others(tmp_path: Path) -> None:

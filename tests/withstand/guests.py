@@ -58,6 +58,8 @@ class Fleet:
 
     def boot(self, name: str) -> Guest:
         """A running guest that has nothing of ours."""
+        for earlier in [guest for guest in self._made if guest.name == name]:
+            self._end(earlier)  # of the same test, which runs once more
         guest = self.rig.define_guest(name, mem_mib=384, vcpus=1)
         self._made.append(guest)
         guest.start()
@@ -103,12 +105,15 @@ class Fleet:
         return done
 
     def close(self) -> None:
+        for guest in list(self._made):
+            self._end(guest)
+
+    def _end(self, guest: Guest) -> None:
         defined = {domain.UUIDString() for domain in self.rig.connection.listAllDomains()}
-        for guest in self._made:
-            if guest.uuid in defined:
-                guest.undefine()
-        for guest in self._made:
-            (self.rig.shm / region_file(guest).name).unlink(missing_ok=True)
+        if guest.uuid in defined:
+            guest.undefine()
+        self._made.remove(guest)
+        (self.rig.shm / region_file(guest).name).unlink(missing_ok=True)
 
 
 def prepare(guest: Guest) -> None:
