@@ -25,6 +25,11 @@ constexpr float kTogetherAheadNs = 20'000'000, kTogetherMarkNs = 2'000'000;
 constexpr float kLongNs = 2'000'000;
 constexpr uint64_t kNapNs = 50'000;
 
+// What the GPU has may wait for the host, and the frame that tells of it may lie behind the launch
+// that waits here, whose thread reads the frames: it goes on when the GPU has been at
+// its oldest work for so much longer than was expected.
+constexpr int64_t kStandsNs = 100'000'000;
+
 bool is_worth_a_nap(float rest_ns) {
   static const bool few = channel::usable_processors() < channel::SpinTime::kFewProcessors;
   return rest_ns > (few ? static_cast<float>(kNapNs) : kLongNs);
@@ -255,8 +260,14 @@ bool Gate::wait_for_turn() {
   return !cut_->closed();
 }
 
+bool Gate::stands(int64_t now) const {
+  return !under_way_.empty() &&
+         now - front_since_ > kStandsNs + static_cast<int64_t>(under_way_.front().ns);
+}
+
 bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
   const TurnKeeper::Waiting waiting(*turns_);
+  const int64_t came = now_ns();
   std::unique_lock lock(mutex_);
   for (;; lock.lock()) {
     if (turns_->free() || held_.load(std::memory_order_relaxed)) return false;
@@ -265,7 +276,7 @@ bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
     collect(false);
     const int64_t now = now_ns();
     const float takes = expected(work);
-    if (t_entered > 0) break;
+    if (t_entered > 0 || (now - came > kStandsNs && stands(now))) break;
     // Peers spin for what it has yet to issue.
     const bool behind = !turn.is() && turns_->behind();
     if (!turn.is() && !behind) {

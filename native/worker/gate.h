@@ -160,6 +160,7 @@ class Gate {
   bool may_begin(uint32_t turn, int64_t until, float takes, int64_t now);
   bool lead_is_long(float takes, int64_t now);
   bool is_clean(CUstream stream) const;
+  bool stands(int64_t now) const;
   void begin_interval(CUstream stream);
   CUevent event();
   void spare(CUevent event);

@@ -13,7 +13,10 @@ namespace {
 constexpr float kMostGapNs = 100'000;  // longer is no gap between launches
 constexpr float kEventNs = 1'000;      // from one event to the next, without a gap
 constexpr float kLaunchNs = 2'500;     // of a call that thinks about nothing
-constexpr uint64_t kNapNs = 50'000;
+constexpr uint64_t kLeadNapNs = 50'000;
+// What the GPU has may wait for the host, and what tells of that may lie behind the launch that
+// waits here: one goes on each time, to be read past.
+constexpr int64_t kLeadStandsNs = 1'000'000'000;
 
 int64_t now_ns() { return static_cast<int64_t>(channel::now_ns()); }
 
@@ -121,12 +124,13 @@ void Gate::spare_begin() {
 // Who has used up the lead has far more under way than the GPU does during a nap. To wait as the
 // driver does, by looking, takes a processor from those who feed the GPU, as NCCL's threads do.
 void Gate::collect(bool wait_for_oldest) {
+  const int64_t came = wait_for_oldest ? now_ns() : 0;
   while (!under_way_.empty()) {
     const Interval& i = under_way_.front();
     const CUresult done = driver_.cuEventQuery(i.end);
     if (done == CUDA_ERROR_NOT_READY) {
-      if (!wait_for_oldest || !lead_is_used_up()) return;
-      nap(kNapNs);
+      if (!wait_for_oldest || !lead_is_used_up() || now_ns() - came > kLeadStandsNs) return;
+      nap(kLeadNapNs);
       continue;
     }
     if (done == CUDA_SUCCESS)

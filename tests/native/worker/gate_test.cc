@@ -135,6 +135,19 @@ class ClockedGpu {
   std::map<CUevent, double> at_;
 };
 
+// What tells the GPU to go on may lie behind the launch that waits for it: whoever reads has to
+// come past, in a turn and out of one.
+TEST(GateLetsPast, WhoWaitsForWhatTheHostIsToDo) {
+  const int64_t hour = static_cast<int64_t>(channel::now_ns()) + 3'600'000'000'000;
+  for (const int64_t until : {hour, arbiter::kNoTurn}) {
+    ClockedGpu gpu(until);
+    Gate::nap = channel::sleep_ns;               // the GPU's clock stands
+    const int most = until == hour ? 70 : 1400;  // the lead, and a few more
+    for (int i = 0; i < most; ++i) gpu.launch(1, 1e9);
+    EXPECT_EQ(gpu.gate.launches(), static_cast<uint64_t>(most));
+  }
+}
+
 constexpr double kLong = 1'000'000;
 
 TEST(GateMeasures, OneKernel) {
