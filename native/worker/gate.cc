@@ -26,8 +26,8 @@ constexpr float kLongNs = 2'000'000;
 constexpr uint64_t kNapNs = 50'000;
 
 // What the GPU has may wait for the host, and the frame that tells of it may lie behind the launch
-// that waits here, whose thread reads the frames: it goes on when the GPU has been at
-// its oldest work for so much longer than was expected.
+// that waits here, whose thread reads the frames: it goes on when the GPU has been at its oldest
+// work for so much longer than was expected.
 constexpr int64_t kStandsNs = 100'000'000;
 
 bool is_worth_a_nap(float rest_ns) {
