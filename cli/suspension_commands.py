@@ -63,7 +63,8 @@ def move_grant(
 ) -> None:
     """Lets it go on on another GPU of its node: it is suspended, moved and resumed."""
     api = controller(address)
-    before, since = _gpu_of(api.get(f"/grants/{grant}")), _newest(api)
+    before = _gpu_of(api.get(f"/grants/{grant}"))
+    since, _ = _newest_event(api)
     answer = api.post(f"/grants/{grant}/move", {"gpu": gpu})
     answer = _followed(api, answer, "", wait, since)
     if wait and not _state(answer) and _gpu_of(answer) == before:
@@ -99,7 +100,7 @@ def resume_session(
 
 
 def _suspend(api: Controller, path: str, wait: float, output_format: Format) -> None:
-    since = _newest(api)
+    since, _ = _newest_event(api)
     answer = api.post(f"{path}/suspend", {})
     answer = _followed(api, answer, "suspended", wait, since)
     if not output.show_data(answer, output_format):
@@ -149,24 +150,20 @@ def _gpu_of(answer: dict[str, Any]) -> str:
     return str(answer["vgpus"][0]["gpu"])
 
 
-def _newest(api: Controller) -> int:
-    """The number of the newest event that says why something was not done; 0: there is none."""
-    found = [api.get("/events", kind=kind)["events"][:1] for kind in WHY]
-    return max((int(event["number"]) for events in found for event in events), default=0)
+def _newest_event(api: Controller, **about: str) -> tuple[int, str]:
+    """Number and text of the newest that says why something was not done; 0: there is none."""
+    found = [api.get("/events", kind=kind, **about)["events"][:1] for kind in WHY]
+    said = [(int(event["number"]), str(event["text"])) for events in found for event in events]
+    return max(said, default=(0, ""))
 
 
 def _why(api: Controller, grant_id: str, since: int) -> str:
     """The text of such an event behind that one; it comes a moment after the grant runs again."""
     deadline = time.monotonic() + EVENT_SECONDS
     while True:
-        found = [
-            event
-            for kind in WHY
-            for event in api.get("/events", subject=grant_id, kind=kind)["events"][:1]
-            if int(event["number"]) > since
-        ]
-        if found:
-            return str(max(found, key=lambda event: int(event["number"]))["text"])
+        number, text = _newest_event(api, subject=grant_id)
+        if number > since:
+            return text
         if time.monotonic() >= deadline:
             return "see `sluice event list`"
         time.sleep(POLL_SECONDS)

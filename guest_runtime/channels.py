@@ -185,7 +185,8 @@ def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
     length = min(size, _TIMED_BYTES)
     region[:length]  # the first pass pays for the page tables
     speed = _best_speed(region, length)
-    if speed < min(_SLOWEST_BYTES_PER_SECOND, _own_memory_speed(length) / _UNCACHED_FACTOR):
+    slow = speed < _SLOWEST_BYTES_PER_SECOND
+    if slow and speed < _own_memory_speed(length) / _UNCACHED_FACTOR:
         return bad(
             "ivshmem",
             f"{resource} reads at {speed / 1e6:.0f} MB/s: this machine maps it uncached",
