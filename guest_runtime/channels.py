@@ -137,9 +137,8 @@ def _check_device(device: Path) -> Finding:
         return bad(
             "ivshmem",
             f"{device.name} was plugged in where the PCI window had no room for its memory",
-            "as root: /opt/sluice/libexec/sluice-pci-setup /devices/… (the udev rule does it), or "
-            "restart "
-            "the guest",
+            f"as root: /opt/sluice/libexec/sluice-pci-setup {device} (the udev rule does it), or "
+            "restart the guest",
         )
     return check_region(resource)
 

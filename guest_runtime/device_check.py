@@ -74,7 +74,7 @@ def _region(device: Path, group: str) -> Finding:
         return bad(
             "ivshmem",
             f"{device.name} has no memory: the PCI window had no room for it",
-            "as root: /opt/sluice/libexec/sluice-pci-setup /devices/…, or restart the guest",
+            f"as root: /opt/sluice/libexec/sluice-pci-setup {device}, or restart the guest",
         )
     try:
         owner = grp.getgrgid(about.st_gid).gr_name

@@ -61,6 +61,32 @@ def test_attached_to_a_running_domain_it_is_memory_shared_with_the_host(
         assert file.read(9) == b"from here"
 
 
+@pytest.mark.parametrize(
+    "again",
+    ["", "SEQNUM=$(($(cat /sys/kernel/uevent_seqnum) + 1))"],
+    ids=["by hand", "by its next event"],
+)
+def test_where_it_found_no_room_it_is_tried_again(
+    vm: VmCommand, running: Guest, again: str
+) -> None:
+    """Given up once, nothing is done for the events that this made; for what comes later it is."""
+    masked = "/sys/bus/pci/rescan /sys/bus/pci/devices/0000:00:*/remove"
+    running.check(f"for file in {masked}; do mount --bind /dev/null $file; done")
+    assert vm.attach(running.name, "--region-mib", "64").code == 0
+    running.check(PLUGGED)
+    setup = f'{SETUP} $(readlink -f "/sys/bus/pci/devices/$({DEVICES})")'
+    code, _, _ = running.run(f"SEQNUM=1 {setup}")
+    assert code == 1
+    running.check(f"for file in {masked}; do umount $file; done")
+    code, _, _ = running.run(f"SEQNUM=1 {setup}")
+    assert code == 1, "an event of its own"
+    running.check("groupadd -r sluice")
+    running.check(f"{again} {setup}")
+    shown = running.check(f"stat -c '%G %a' /sys/bus/pci/devices/$({DEVICES})/resource2")
+    assert shown.split() == ["sluice", "660"]
+    assert running.check("ls /run/sluice-pci").split() == ["lock"]
+
+
 def test_it_keeps_its_place_over_destroy_start_and_edit(
     vm: VmCommand, running: Guest, rig: Rig
 ) -> None:
