@@ -120,8 +120,7 @@ def test_a_node_that_is_there_is_drained_first(rig: Rig) -> None:
     assert not rig.plane.rest.get(f"/nodes/{node}").json()["drained"]
     rig.vcenter.power(vm, on=False)
     wait_for(lambda: rig.plane.rest.get(f"/nodes/{node}").json()["drained"])
-    kinds = [event["kind"] for event in rig.events(node)]
-    assert "node.drained" in kinds
+    wait_for(lambda: "node.drained" in [event["kind"] for event in rig.events(node)])
     rig.vcenter.power(vm, on=True)
     _, client = enrolled(rig, vm)
     assert not rig.plane.rest.get(f"/nodes/{node}").json()["drained"]
