@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from control_plane import HARNESS, Client, ControlPlane, receive_reply, running, wait_for
+from open_files import file_of, has_open
 
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
@@ -212,9 +213,9 @@ def test_a_sender_cannot_name_the_connector_as_itself(plane: ControlPlane) -> No
 
 def test_descriptors_beside_the_request_are_closed(plane: ControlPlane) -> None:
     assert plane.server
-    place = Path(f"/proc/{plane.server.pid}/fd")
-    before = len(list(place.iterdir()))
+    server = plane.server.pid
     reader, writer = os.pipe()
+    given = {file_of(reader)}
     for _ in range(4):
         with plane.connect_unix() as connected:
             beside = array.array("i", [reader] * 8)
@@ -225,7 +226,7 @@ def test_descriptors_beside_the_request_are_closed(plane: ControlPlane) -> None:
             assert unpack_open_reply(packet)[0] == CudaStatus.INVALID_VALUE
     os.close(reader)
     os.close(writer)
-    wait_for(lambda: len(list(place.iterdir())) <= before, message="descriptors to be closed")
+    wait_for(lambda: not has_open(server, given), message="descriptors to be closed")
 
 
 def test_containers_that_run_find_the_next_servers_socket(plane: ControlPlane) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane, read_stream, receive_reply, wait_for
+from open_files import file_of, has_open
 
 from sluice.protocol.frames import ChannelKind
 from sluice.server.sessions.open_session import (
@@ -100,17 +101,14 @@ def test_the_unix_socket_carries_no_other_channel(plane: ControlPlane) -> None:
 
 def test_descriptors_that_a_client_sends_are_closed(plane: ControlPlane) -> None:
     assert plane.server
-    folder = Path(f"/proc/{plane.server.pid}/fd")
-
-    def held() -> int:
-        return len(list(folder.iterdir()))
-
-    before = held()
+    server = plane.server.pid
+    given = set()
     for _ in range(20):
         with plane.connect_unix() as connected, socket.socket() as extra:
+            given.add(file_of(extra.fileno()))
             socket.send_fds(connected, [b"rubbish"], [extra.fileno()] * 5)
             receive_reply(connected)
-    wait_for(lambda: held() <= before + 2, message="the descriptors to be closed")
+    wait_for(lambda: not has_open(server, given), message="the descriptors to be closed")
 
 
 def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
