@@ -118,8 +118,7 @@ if [ -z "$root" ]; then
     vendor= model=
     read -r vendor 2>/dev/null <"$device/vendor" && read -r model 2>/dev/null <"$device/device" || continue
     [ "$vendor $model" = "0x1af4 0x1110" ] || continue
-    path=$(readlink -f "$device")
-    "$prefix/libexec/sluice-pci-setup" "${path#/sys}" || true
+    "$prefix/libexec/sluice-pci-setup" "$device" || true
   done
 fi
 echo "installed Sluice $(cat "$here/VERSION") in $root$prefix"

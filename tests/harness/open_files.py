@@ -20,6 +20,11 @@ def open_descriptors(pid: int | str = "self") -> set[tuple[str, str]]:
     return found
 
 
+def count_descriptors(pid: int | str = "self") -> int:
+    """How many that process has open, the one that looks among them."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 def file_of(descriptor: int) -> str:
     """What a descriptor of this process is of."""
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())

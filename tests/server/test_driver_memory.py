@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from child_processes import children_running
+from open_files import count_descriptors
 
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.host_memory import driver_memory
@@ -79,11 +80,6 @@ def helpers() -> list[int]:
     return children_running(os.getpid(), "host_memory/driver_process.py")
 
 
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def close(pieces: list[HostPiece]) -> None:
     for piece in pieces:
         piece.close()
@@ -114,12 +110,12 @@ def test_more_than_one_answer_takes(memory: DriverMemory) -> None:
 
 
 def test_more_than_the_host_has_is_not_asked_for(memory: DriverMemory) -> None:
-    before = descriptors()
+    before = count_descriptors()
     with pytest.raises(NoSwapMemory, match="lower \\[suspend\\] ready_mib"):
         memory.make(1, 1 << 30)
     close(memory.make(1, PIECE_MIB))
     memory.let_go()
-    assert descriptors() == before
+    assert count_descriptors() == before
 
 
 def test_a_driver_that_has_no_memory_left(made: Made) -> None:

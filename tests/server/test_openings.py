@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from open_files import count_descriptors
 
 from sluice.config.server import ServerConfig, ServerSection
 from sluice.protocol.control import RELAY_RECEIVED, WORKER_RECEIVED
@@ -152,12 +153,8 @@ async def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_an_open_session_gives_all_back_when_its_worker_ends(host: Host) -> None:
-    before = descriptors()
+    before = count_descriptors()
     session = await host.open()
     [start] = host.worker.starts
     assert host.taken == [["GPU-2"]], "the worker sees what the process chose of its job"
@@ -175,7 +172,7 @@ async def test_an_open_session_gives_all_back_when_its_worker_ends(host: Host) -
     assert not host.registry.sessions
     assert not host.users_held()
     assert len(host.registry.ledgers) == 0
-    assert descriptors() == before
+    assert count_descriptors() == before
 
 
 def fail(error: BaseException) -> Callable[..., Any]:
@@ -218,7 +215,7 @@ FAILING: dict[str, Callable[[Host, pytest.MonkeyPatch], None]] = {
 async def test_whichever_step_fails_everything_comes_back(
     host: Host, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    before = descriptors()
+    before = count_descriptors()
     FAILING[step](host, monkeypatch)
     with pytest.raises(RefusalError, match="session 5e55 did not start: ") as refusal:
         await host.open()
@@ -229,23 +226,23 @@ async def test_whichever_step_fails_everything_comes_back(
     assert len(host.registry.ledgers) == 0
     assert host.started == []
     assert EndCause.WITHDRAWN not in host.ends
-    assert descriptors() == before
+    assert count_descriptors() == before
 
 
 async def test_a_mistake_of_ours_is_undone_and_not_hidden(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = descriptors()
+    before = count_descriptors()
     monkeypatch.setattr(host.registry, "opened", fail(KeyError("no such key")))
     with pytest.raises(KeyError):
         await host.open()
     assert host.ends == [EndCause.NOT_TAKEN]
     assert not host.registry.sessions
-    assert descriptors() == before
+    assert count_descriptors() == before
 
 
 async def test_a_client_that_leaves_meanwhile_takes_everything_back(host: Host) -> None:
-    before = descriptors()
+    before = count_descriptors()
     asked = asyncio.Event()
 
     async def never() -> None:
@@ -263,7 +260,7 @@ async def test_a_client_that_leaves_meanwhile_takes_everything_back(host: Host) 
     assert not host.registry.sessions
     assert not host.users_held()
     assert len(host.registry.ledgers) == 0
-    assert descriptors() == before
+    assert count_descriptors() == before
 
 
 async def test_a_place_that_the_job_does_not_have_is_refused_before_anything_is_taken(

@@ -12,16 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from open_files import count_descriptors
 
 from sluice.protocol.control import WORKER_SENT
 from sluice.resources.ends import End
 from sluice.server.workers.packets import Message, PacketLink, Unsent
 from sluice.server.workers.process import WorkerFiles, WorkerRecord
 from sluice.server.workers.worker import MOST_BEFORE, MOST_LINKS_BEFORE, MOST_UNREAD, Worker
-
-
-def descriptors_here() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_what_waits_for_a_side_that_does_not_read_is_bounded() -> None:
@@ -37,18 +34,18 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded() -> None:
             on_fault=lambda *_: None,
         )
         gc.collect()  # what tests before this one left
-        before = descriptors_here()
+        before = count_descriptors()
         most = 0
         for _ in range(5000):
             link.send(Message("fetched"), [theirs.fileno()])
-            most = max(most, descriptors_here() - before)
+            most = max(most, count_descriptors() - before)
         assert most == 10
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert gone == [True]
         assert link.does_not_read
         assert not link.is_open
-        assert descriptors_here() == before - 1, "all are closed, and the link's own"
+        assert count_descriptors() == before - 1, "all are closed, and the link's own"
         theirs.close()
 
     asyncio.run(run())
@@ -154,7 +151,7 @@ def test_a_worker_that_asks_and_never_reads_is_ended_with_a_reason(tmp_path: Pat
 
         standing.worker.follow_sharing(answer)
         gc.collect()  # what tests before this one left
-        before = descriptors_here()
+        before = count_descriptors()
         most = 0
         standing.side.setblocking(False)
         while not standing.ended.done():
@@ -165,7 +162,7 @@ def test_a_worker_that_asks_and_never_reads_is_ended_with_a_reason(tmp_path: Pat
             except OSError:
                 break
             await asyncio.sleep(0)
-            most = max(most, descriptors_here() - before)
+            most = max(most, count_descriptors() - before)
             assert most <= MOST_UNREAD.descriptors
         why = await standing.ended
         assert "read none of the server's answers" in why.text
@@ -224,7 +221,7 @@ def test_what_no_worker_says_reaches_nobody_and_an_asker_does_not_wait_for_it(
         standing = Standing(tmp_path)
         heard: list[Message] = []
         standing.worker.follow_sharing(heard.append)
-        before = descriptors_here()
+        before = count_descriptors()
         reading, writing = os.pipe()
         for packet in (b"sing\nkey=x", b"unshare\nkey=x", b"share\nkey=x\nbytes=-1"):
             socket.send_fds(standing.side, [packet], [writing])
@@ -239,7 +236,7 @@ def test_what_no_worker_says_reaches_nobody_and_an_asker_does_not_wait_for_it(
         assert heard == []
         assert os.read(reading, 1) == b"", "their descriptors are closed"
         os.close(reading)
-        assert descriptors_here() == before
+        assert count_descriptors() == before
         standing.close()
 
     asyncio.run(run())

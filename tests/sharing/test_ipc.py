@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from open_files import count_descriptors
 from static_pool import StaticPool, build_programs
 
 from sluice.config.native_files import NativeFileMissing, find_native
@@ -33,10 +34,6 @@ def programs() -> Path:
     return build_programs(*NAMES)
 
 
-def descriptors_of(pool: StaticPool) -> int:
-    return len(list(Path(f"/proc/{pool.process.pid}/fd").iterdir()))
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sandbox", ["on", "off"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
@@ -44,7 +41,7 @@ def test_two_processes_share_memory_and_events(
     tmp_path: Path, programs: Path, tcp: bool, sandbox: str, name: str
 ) -> None:
     with StaticPool(tmp_path, tcp=tcp, sandbox=sandbox) as pool:
-        before = descriptors_of(pool)
+        before = count_descriptors(pool.process.pid)
         # processes elsewhere have no user that the server knows: what they share is their job's
         done = subprocess.run(
             [programs / name],
@@ -58,7 +55,7 @@ def test_two_processes_share_memory_and_events(
         assert done.stdout == (PROGRAMS / "expected" / f"{name}.out").read_text()
         deadline = time.monotonic() + 60
         # sessions leave nothing; the warm worker, which has two, may not have been there
-        while descriptors_of(pool) > before + 2:
+        while count_descriptors(pool.process.pid) > before + 2:
             assert time.monotonic() < deadline, "descriptors of what was shared stay behind"
             time.sleep(0.05)
     assert "ERROR" not in pool.log.read_text()

@@ -22,8 +22,7 @@ _TAKE = """
 for try in $(seq 600); do
   for device in /sys/bus/pci/devices/*; do
     [ "$(cat $device/device)" = 0x1110 ] || continue
-    path=$(readlink -f $device)
-    sh /root/sluice-guest/libexec/sluice-pci-setup ${path#/sys} 2>/dev/null
+    sh /root/sluice-guest/libexec/sluice-pci-setup $device 2>/dev/null
     [ "$(stat -c %a $device/resource2)" = 660 ] && exit 0
   done
   sleep 0.1

@@ -18,6 +18,7 @@ import pytest
 from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running
 from holder import Holder
+from open_files import count_descriptors
 from static_pool import build_programs
 from vsock_relay import OWNER, VsockGuest, vsock_relay_host
 
@@ -66,11 +67,6 @@ async def guest(
     terms = ResumeTerms(GRACE_SECONDS, CLOSED_SECONDS)
     async with vsock_relay_host(plane, short_path, terms) as made:
         yield made
-
-
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def held(guest: VsockGuest) -> tuple[Holder, Session]:
@@ -209,12 +205,12 @@ async def test_connections_without_end_are_one_after_another_and_leave_nothing(
     hostile = HostileGuest(guest.device)
     writers = [await hostile.open()]
     [session] = guest.lifecycle.served
-    before = descriptors()
+    before = count_descriptors()
     for epoch in (*range(1, 100), 2**32 - 1, 2**32 - 2):
         writers.append(await hostile.prove(epoch))
     assert isinstance(session.way, StreamWay)
     # theirs is one descriptor each, of this test's; ours are the newest's and a relay's or two
-    assert descriptors() - before - len(writers) < 30
+    assert count_descriptors() - before - len(writers) < 30
     assert session.way.relays < 100, "who is overtaken gets none, nor does a number too large"
     for writer in writers:
         writer.close()

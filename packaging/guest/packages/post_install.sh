@@ -33,6 +33,5 @@ for device in /sys/bus/pci/devices/*; do
   vendor='' model=''
   read -r vendor 2>/dev/null <"$device/vendor" && read -r model 2>/dev/null <"$device/device" || continue
   [ "$vendor $model" = "0x1af4 0x1110" ] || continue
-  path=$(readlink -f "$device")
-  /opt/sluice/libexec/sluice-pci-setup "${path#/sys}" || :
+  /opt/sluice/libexec/sluice-pci-setup "$device" || :
 done

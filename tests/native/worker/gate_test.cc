@@ -137,7 +137,7 @@ class ClockedGpu {
 
 // What tells the GPU to go on may lie behind the launch that waits for it: whoever reads has to
 // come past, in a turn and out of one.
-TEST(GateLetsPast, WhoWaitsForWhatTheHostIsToDo) {
+TEST(GateLetsPast, WhoeverWaitsForTheHost) {
   const int64_t hour = static_cast<int64_t>(channel::now_ns()) + 3'600'000'000'000;
   for (const int64_t until : {hour, arbiter::kNoTurn}) {
     ClockedGpu gpu(until);
